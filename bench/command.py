@@ -3,9 +3,12 @@
 import argparse
 import contextlib
 import json
+import pathlib
 import shlex
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.tables import find_place, replace_place
@@ -56,6 +59,23 @@ def publish(name: str, text: str, result: Any, flags: argparse.Namespace) -> Non
         replace_place(flags.page, name, text)
     if getattr(flags, "output", None):
         flags.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def run_step(command: Sequence[object], log: pathlib.Path) -> float:
+    """Runs a command, its output appended to a file; returns its seconds.
+
+    Raises:
+      BadInputError: it failed.
+    """
+    words = [str(word) for word in command]
+    began = time.monotonic()
+    with log.open("a") as output:
+        code = subprocess.call(words, stdout=output, stderr=subprocess.STDOUT)
+    if code:
+        raise BadInputError(
+            f"expected {shlex.join(words)} to succeed, got code {code}; see {log}"
+        )
+    return time.monotonic() - began
 
 
 @contextlib.contextmanager

@@ -16,18 +16,15 @@ import argparse
 import json
 import pathlib
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, one_line_errors, publish, require_room, run_step
 from bench.handbook import LOCALES, write_articles
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.blocks import BlockStore
-from realm_jax.errors import BadInputError
 from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
@@ -66,13 +63,14 @@ def measure(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     articles, run = folder / "articles.jsonl", folder / "my"
+    log = folder / "output.txt"
     write_articles(handbook, language, articles)
     questions = [f"--questions={_QUESTIONS / language}.jsonl"] if asked else []
     find = ["ask"] if asked else ["search", "--k=1"]
     realm = str(pathlib.Path(sys.executable).parent / "realm")
     seconds = {
-        "init": _run([realm, "init", run, f"--source={articles}", *questions], folder),
-        "chain": _run(
+        "init": run_step([realm, "init", run, f"--source={articles}", *questions], log),
+        "chain": run_step(
             [
                 sys.executable,
                 "-m",
@@ -80,9 +78,9 @@ def measure(
                 "local",
                 f"--gin_file={run}/chain.gin",
             ],
-            folder,
+            log,
         ),
-        "answer": _run([realm, find[0], run, _ASKED[language], *find[1:]], folder),
+        "answer": run_step([realm, find[0], run, _ASKED[language], *find[1:]], log),
     }
     store = BlockStore.open(run / "corpus")
     row = {
@@ -100,19 +98,6 @@ def measure(
             json.loads((run / "evaluate/report.json").read_text())
         )
     return row
-
-
-def _run(command: Sequence[object], folder: pathlib.Path) -> float:
-    """Runs a command, its output in `folder`; returns its seconds."""
-    words = [str(word) for word in command]
-    began = time.monotonic()
-    with (folder / "output.txt").open("a") as output:
-        code = subprocess.call(words, stdout=output, stderr=subprocess.STDOUT)
-    if code:
-        raise BadInputError(
-            f"expected {' '.join(words)} to succeed, got code {code}; see {output.name}"
-        )
-    return time.monotonic() - began
 
 
 def _measured(report: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -2,11 +2,22 @@
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
 from realm_jax import axes
 from realm_jax.errors import BadInputError
+
+
+def replicate(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Copies arrays that every process holds to all devices of a mesh."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda array: jax.make_array_from_process_local_data(
+            everywhere, np.asarray(array)
+        ),
+        tree,
+    )
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
@@ -15,10 +26,10 @@ def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
     Raises:
       BadInputError: the batch does not split evenly over the devices.
     """
-    num_parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size % num_parts:
+    parts = num_parts(mesh)
+    if batch_size % parts:
         raise BadInputError(
-            f"expected a batch size that {num_parts} (data x fsdp of the mesh) divides,"
+            f"expected a batch size that {parts} (data x fsdp of the mesh) divides,"
             f" got {batch_size}; change BATCH_SIZE or MeshConfig"
         )
     sharding = NamedSharding(mesh, axes.partition_spec("batch"))
@@ -64,7 +75,11 @@ def place_share(mesh: Mesh | None, inputs: PyTree) -> PyTree:
     )
 
 
+def num_parts(mesh: Mesh | None) -> int:
+    """Returns the number of parts into which a mesh splits a batch; 1 without one."""
+    return 1 if mesh is None else axes.num_batch_shards(mesh.shape)
+
+
 def whole_batches(mesh: Mesh | None, batch_size: int) -> int:
     """Returns the least batch size from `batch_size` on that a mesh splits evenly."""
-    num_parts = 1 if mesh is None else axes.num_batch_shards(mesh.shape)
-    return -(-batch_size // num_parts) * num_parts
+    return -(-batch_size // num_parts(mesh)) * num_parts(mesh)

@@ -42,6 +42,11 @@ class StageSpec:
         """Name of the module that has `main` of the command."""
         return f"realm_jax.cli.{self.name}"
 
+    @property
+    def configs(self) -> tuple[str, ...]:
+        """Paths of all dataclasses that gin binds for it."""
+        return (self.config, *self.other_configs)
+
     def load_config(self) -> Any:
         """Imports and returns the class that `config` names."""
         module, _, name = self.config.rpartition(".")

@@ -39,9 +39,10 @@ class Lengths:
     """Padded lengths of a run, in wordpieces (the paper's as defaults).
 
     Attributes:
-      query: `[CLS] x [SEP]`.
-      document: `[CLS] title [SEP] body [SEP]`, the embedder's input.
-      joined: `[CLS] x [SEP] body [SEP]`, the reader's input.
+      query: wordpieces of `[CLS] x [SEP]`, a query or question.
+      document: wordpieces of `[CLS] title [SEP] body [SEP]`, the embedder's
+        input.
+      joined: wordpieces of `[CLS] x [SEP] body [SEP]`, the reader's input.
     """
 
     query: int = 96

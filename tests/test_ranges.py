@@ -33,7 +33,7 @@ TAKEN_AT_0 = {
     *("dropout_rate", "held_out_examples", "wait_seconds", "own", "null", "retrieved"),
     *("max_bm25_blocks", "port", "validation_fraction", "brute_force_below"),
     *("min_recall", "mean_length", "disk", "max_restarts", "ttl_hours"),
-    *("skip_nonfinite_updates", "step_latency_ms"),
+    *("skip_nonfinite_updates", "step_latency_ms", "num_embedded"),
     *(
         "num_sentences",
         "examples",
@@ -277,6 +277,9 @@ def test_other_values_that_cannot_be_meant():
         (BertConfig, "dropout_rate", 1.0),
         (FinetuneConfig, "seed", 2**63),
         (MeshConfig, "data", -2),
+        (FinetuneConfig, "more_tasks", {"a": 0.0001}),
+        (FinetuneConfig, "more_tasks", {"a": 0.5, "b": 0.5}),
+        (FinetuneConfig, "more_tasks", {"": 0.5}),
         (PretrainConfig, "frozen", "retriever"),
         (PretrainConfig, "frozen", ("retriever", "")),
     ):

@@ -11,9 +11,13 @@ from realm_jax.training.warm_start import frozen_parameters
 from tests import tiny_run
 
 # Chain -> padded lengths of its stages.
+# Lengths of training on sentences, and on questions.
 CHAINS = {
-    "quickstart": initialization.Lengths(64, 96, 112),
-    "from_nothing": initialization.Lengths(64, 96, 128),
+    "quickstart": (
+        initialization.Lengths(64, 96, 112),
+        initialization.Lengths(40, 96, 112),
+    ),
+    "from_nothing": (initialization.Lengths(64, 96, 128),) * 2,
 }
 MODELS = sorted(
     path for path in (tiny_run.GIN / "models").glob("*.gin") if path.stem != "common"
@@ -167,16 +171,19 @@ def stages_of(name):
 
 
 def test_chains_read_for_every_stage():
-    for name, lengths in CHAINS.items():
+    for name, (lengths, of_questions) in CHAINS.items():
         stages = list(stages_of(name))
         assert [stage.command for stage, _ in stages] == list(tiny_run.CHAIN)
         for stage, config in stages:
             assert config.corpus == f"runs/{name}/corpus"
-            if stage.command in ("pretrain", "finetune", "evaluate"):
+            if stage.command in ("pretrain", "evaluate"):
                 assert config.models.lengths == lengths
-                assert config.embed.shard_blocks == 2048
+            if stage.command == "finetune":
+                assert config.models.lengths == of_questions
             if stage.command == "evaluate":
-                assert config.finetuned.models.lengths == config.models.lengths
+                assert config.finetuned.models.lengths == of_questions
+            if stage.command in ("pretrain", "finetune", "evaluate"):
+                assert config.embed.shard_blocks == 2048
 
 
 def settled(config):

@@ -125,14 +125,15 @@ class Chain:
             bindings=self._bindings(spec, _MACROS[spec.command]),
             processes=self.processes if spec.trains else 1,
         )
-        mode = _macro(f"{spec.name}/REFRESH_MODE") or RefreshMode.ASYNC.value
-        if spec is not PRETRAIN or mode != RefreshMode.ASYNC.value:
+        usual = {PRETRAIN: RefreshMode.ASYNC.value}
+        mode = _macro(f"{spec.name}/REFRESH_MODE") or usual.get(spec)
+        if spec not in (PRETRAIN, FINETUNE) or mode != RefreshMode.ASYNC.value:
             return stage
         return dataclasses.replace(
             stage,
             companion=BUILD_INDEX.command,
             companion_gin_files=[self.hardware, _run_file(BUILD_INDEX)],
-            companion_bindings=self._bindings(PRETRAIN, _BUILDER),
+            companion_bindings=self._bindings(spec, _BUILDER),
         )
 
     def _bindings(self, spec: StageSpec, macros: Mapping[str, str]) -> list[str]:

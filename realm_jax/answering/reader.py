@@ -6,7 +6,9 @@ accents and spacing are those of the document. Only spans of whole words can be 
 """
 
 import dataclasses
+import itertools
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,15 +18,16 @@ from jaxtyping import Bool, Float, Int
 
 from realm_jax import multihost
 from realm_jax.answering.answers import Answer, ReadDocument
+from realm_jax.answering.batches import batches_by_length, fill, padded_lengths
 from realm_jax.answering.search import CorpusSearch
-from realm_jax.answering.spans import find_spans
+from realm_jax.answering.spans import Spans, find_spans
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.words import PieceEdges, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.placement import place_share, whole_batches
-from realm_jax.types import NULL_BLOCK, Neighbours
+from realm_jax.placement import num_parts, place_share
+from realm_jax.types import NULL_BLOCK, Array, Neighbours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,10 @@ class Answerer(CorpusSearch):
       reader: the span scorer; its parameters are `params["reader"]`.
       num_read: blocks that are read per question (5 in the paper).
       marginalization: combination of retrieval and reading, as in training.
-      mesh: mesh over which the questions of a batch are split when they are read; all
+      mesh: mesh over whose devices questions are split when they are read, `batch_size`
+        on each, so that an answer does not depend on how many devices there are; all
         its processes ask the same questions, and get the same answers. None for one
-        device. A batch is then `batch_size` questions, or the next number that the mesh
-        splits evenly.
+        device.
     """
 
     reader: SpanReader
@@ -54,6 +57,26 @@ class Answerer(CorpusSearch):
         """
         ids = self.question_ids(questions)
         return self.read(questions, ids, self.search(ids, self.num_read))
+
+    def compile(self, stop: threading.Event | None = None) -> None:
+        """Compiles what questions and blocks of any length run, until `stop` is set.
+
+        A length that is not compiled is compiled by the first question that has it.
+        """
+        query, rows = self.lengths.query, self.batch_size * num_parts(self.mesh)
+        for length in padded_lengths(query):
+            if stop is not None and stop.is_set():
+                return
+            self.search(
+                (np.arange(query) < length)[None].astype(np.int32), self.num_read
+            )
+        for length in padded_lengths(self.lengths.joined):
+            if stop is not None and stop.is_set():
+                return
+            scores = np.zeros((rows, self.num_read), np.float32)
+            pieces = np.zeros((2, *scores.shape, length), np.int32)
+            inputs = (*pieces, scores, *pieces.astype(bool))
+            multihost.fetch(self._find_spans(*place_share(self.mesh, inputs)))
 
     def read(
         self,
@@ -71,40 +94,60 @@ class Answerer(CorpusSearch):
         Raises:
           BadInputError: a block's text does not match its stored wordpieces.
         """
-        answers, batch_size = [], whole_batches(self.mesh, self.batch_size)
-        for start in range(0, len(question_ids), batch_size):
-            rows = np.arange(start, min(start + batch_size, len(question_ids)))
-            filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
-            to_read = Neighbours(
-                found.ids[filled, : self.num_read],
-                found.scores[filled, : self.num_read],
-            )
-            asked = [questions[int(row)] for row in filled]
-            read = self._read_batch(asked, question_ids[filled], to_read)
-            answers += read[: len(rows)]
-        return answers
+        batch_size = self.batch_size * num_parts(self.mesh)
+        ids = np.asarray(found.ids)[:, : self.num_read]
+        scores = np.asarray(found.scores)[:, : self.num_read]
+        bodies = self.corpus.body_lengths(ids).max(axis=-1)
+        lengths = np.count_nonzero(question_ids, axis=-1) + bodies + 1
+        longest = self.lengths.joined
+        batches = batches_by_length(np.minimum(lengths, longest), longest, batch_size)
+        begun = (
+            self._begin(rows, question_ids[filled], ids[filled], scores[filled], length)
+            for rows, length in batches
+            for filled in [fill(rows, batch_size)]
+        )
+        answers: dict[int, Answer] = {}
+        # In pairs: while the devices read a batch, the host prepares the next one.
+        for batch, _ in itertools.pairwise(itertools.chain(begun, [None])):
+            assert batch is not None
+            asked = [questions[int(row)] for row in batch.rows]
+            read = self._finish(asked, batch)
+            answers.update(zip(batch.rows.tolist(), read, strict=True))
+        return [answers[row] for row in range(len(question_ids))]
 
-    def _read_batch(
+    def _begin(
         self,
-        questions: Sequence[str],
+        rows: Int[np.ndarray, " some"],
         question_ids: Int[np.ndarray, "question query"],
-        found: Neighbours,
-    ) -> list[Answer]:
-        block_ids, scores = np.asarray(found.ids), np.asarray(found.scores)
+        block_ids: Int[np.ndarray, "question read"],
+        scores: Float[np.ndarray, "question read"],
+        length: int,
+    ) -> "_Begun":
+        """Hands a batch, of which `rows` are to be answered, to the devices."""
+        width = np.count_nonzero(question_ids, axis=-1).max()
         ids, segment_ids = self.corpus.joined_ids(
-            question_ids, block_ids, self.lengths.joined
+            question_ids[:, :width], block_ids, length
         )
         bodies = self._bodies(np.unique(block_ids[block_ids != NULL_BLOCK]))
         body_starts = segment_ids.argmax(axis=-1)
-        edges = self._word_edges(block_ids, body_starts, bodies)
-        inputs = place_share(self.mesh, (ids, segment_ids, scores, *edges))
-        spans = multihost.fetch(
-            find_spans(
-                self.reader, self.marginalization, self.params["reader"], *inputs
-            )
+        edges = self._word_edges(block_ids, body_starts, bodies, length)
+        spans = self._find_spans(
+            *place_share(self.mesh, (ids, segment_ids, scores, *edges))
         )
-        rows = zip(questions, block_ids, scores, body_starts, *spans, strict=True)
-        return [self._answer(bodies, *row) for row in rows]
+        return _Begun(rows, block_ids, scores, body_starts, bodies, spans)
+
+    def _find_spans(self, *inputs: Array) -> Spans:
+        """Reads a batch on the devices; see `find_spans`."""
+        return find_spans(
+            self.reader, self.marginalization, self.params["reader"], *inputs
+        )
+
+    def _finish(self, questions: Sequence[str], begun: "_Begun") -> list[Answer]:
+        """Waits for the devices, and returns the answers to a batch."""
+        count, spans = len(begun.rows), multihost.fetch(begun.spans)
+        columns = begun.block_ids, begun.scores, begun.body_starts, *spans
+        rows = zip(questions, *(column[:count] for column in columns), strict=True)
+        return [self._answer(begun.bodies, *row) for row in rows]
 
     def _bodies(self, block_ids: Int[np.ndarray, " block"]) -> Mapping[int, "_Body"]:
         """Returns text and words of each block.
@@ -135,12 +178,13 @@ class Answerer(CorpusSearch):
         block_ids: Int[np.ndarray, "question read"],
         body_starts: Int[np.ndarray, "question read"],
         bodies: Mapping[int, "_Body"],
+        length: int,
     ) -> tuple[
         Bool[np.ndarray, "question read joined"],
         Bool[np.ndarray, "question read joined"],
     ]:
         """Marks the first and the last piece of every word of a body."""
-        begins, ends = np.zeros((2, *block_ids.shape, self.lengths.joined), bool)
+        begins, ends = np.zeros((2, *block_ids.shape, length), bool)
         for row in zip(*np.nonzero(block_ids != NULL_BLOCK), strict=True):
             edges, start = bodies[int(block_ids[row])].edges, body_starts[row]
             for marked, edge in ((begins, edges.begins), (ends, edges.ends)):
@@ -162,7 +206,7 @@ class Answerer(CorpusSearch):
         begins: Bool[np.ndarray, "read joined"],
     ) -> Answer:
         """Converts the row of one question in `Spans` to an answer with text."""
-        row, span = divmod(int(best), self.lengths.joined * self.reader.max_span)
+        row, span = divmod(int(best), begins.shape[-1] * self.reader.max_span)
         first, width = divmod(span, self.reader.max_span)
         read = {}
         for i in np.flatnonzero(block_ids != NULL_BLOCK):
@@ -197,6 +241,26 @@ class Answerer(CorpusSearch):
             end=end,
             documents=documents,
         )
+
+
+class _Begun(NamedTuple):
+    """A batch that the devices are reading; the last rows may be padding.
+
+    Attributes:
+      rows: which questions are to be answered.
+      block_ids: the blocks that are read.
+      scores: f(x, z) of each.
+      body_starts: where the body begins in the reader's input.
+      bodies: the text of each block.
+      spans: what is read, on the devices.
+    """
+
+    rows: Int[np.ndarray, " some"]
+    block_ids: Int[np.ndarray, "question read"]
+    scores: Float[np.ndarray, "question read"]
+    body_starts: Int[np.ndarray, "question read"]
+    bodies: Mapping[int, "_Body"]
+    spans: Spans
 
 
 class _Body(NamedTuple):

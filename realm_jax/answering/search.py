@@ -1,7 +1,7 @@
 """Finds the blocks of a corpus that are nearest to a text, by an index of them."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.answers import Document
+from realm_jax.answering.batches import batches_by_length, fill
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_row
 from realm_jax.index.embed import query_embedder
@@ -28,7 +29,7 @@ def search_questions(
     *,
     batch_size: int = _BATCH,
 ) -> Neighbours:
-    """Embeds and searches any number of questions, in batches of one shape.
+    """Embeds and searches at least one question, in batches of a few shapes.
 
     Args:
       config: configuration of the retriever.
@@ -38,13 +39,24 @@ def search_questions(
       k: neighbours per question.
       batch_size: questions per batch.
     """
-    found = [
-        jax.device_get(searcher.search(queries, k))
-        for queries in _embedded_batches(config, params, question_ids, batch_size)
-    ]
-    return jax.tree.map(
-        lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
-    )
+    embeddings = embed_questions(config, params, question_ids, batch_size=batch_size)
+    return search_embedded(searcher, embeddings, k, batch_size=batch_size)
+
+
+def search_embedded(
+    searcher: Searcher,
+    embeddings: Float[np.ndarray, "question projection"],
+    k: int,
+    *,
+    batch_size: int = _BATCH,
+) -> Neighbours:
+    """Searches for at least one question, in batches of one shape, on the host."""
+    found = []
+    for start in range(0, len(embeddings), batch_size):
+        rows = np.arange(start, min(start + batch_size, len(embeddings)))
+        queries = embeddings[fill(rows, batch_size)]
+        found.append(jax.device_get(searcher.search(queries, k)))
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(embeddings)], *found)
 
 
 def embed_questions(
@@ -54,7 +66,7 @@ def embed_questions(
     *,
     batch_size: int = _BATCH,
 ) -> Float[np.ndarray, "question projection"]:
-    """Embeds at least one question, in batches of one shape.
+    """Embeds at least one question, in batches of a few lengths.
 
     Args:
       config: configuration of the retriever.
@@ -62,19 +74,14 @@ def embed_questions(
       question_ids: int32 [question, query].
       batch_size: questions per batch.
     """
-    parts = list(_embedded_batches(config, params, question_ids, batch_size))
-    return np.concatenate(parts)[: len(question_ids)]
-
-
-def _embedded_batches(
-    config: RetrieverConfig, params: PyTree, question_ids: np.ndarray, batch_size: int
-) -> Iterator[Float[np.ndarray, "batch projection"]]:
-    """Yields the embeddings of each batch; the last one is padded."""
     embed = query_embedder(config)
-    for start in range(0, len(question_ids), batch_size):
-        rows = question_ids[start : start + batch_size]
-        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
-        yield multihost.fetch(embed(params, padded))
+    lengths = np.count_nonzero(question_ids, axis=-1)
+    order, parts = [], []
+    for rows, length in batches_by_length(lengths, question_ids.shape[-1], batch_size):
+        ids = question_ids[fill(rows, batch_size), :length]
+        order.append(rows)
+        parts.append(multihost.fetch(embed(params, ids))[: len(rows)])
+    return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,8 +94,8 @@ class CorpusSearch:
       corpus: the blocks.
       searcher: the index of this corpus.
       lengths: padded lengths, as in training.
-      batch_size: questions that are searched at once; the last batch is padded, so that
-        a single shape is compiled.
+      batch_size: questions that are searched at once; batches with fewer are padded, so
+        that one shape is compiled for each padded length (`batches.py`).
     """
 
     retriever: RetrieverConfig
@@ -129,13 +136,8 @@ class CorpusSearch:
         self, question_ids: Int[np.ndarray, "question query"], k: int
     ) -> Neighbours:
         """Returns the k best blocks of each question, on the host."""
-        found = search_questions(
-            self.retriever,
-            self.params["retriever"],
-            self.searcher,
-            question_ids,
-            k,
-            batch_size=self.batch_size,
+        found = search_embedded(
+            self.searcher, self.embed(question_ids), k, batch_size=self.batch_size
         )
         return Neighbours(np.asarray(found.ids), np.asarray(found.scores))
 

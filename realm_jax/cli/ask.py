@@ -17,22 +17,7 @@ It prints the answer, in whole words of the text, with the documents it was foun
 their probabilities. It answers from the newest version of the corpus; a version that
 `realm update-corpus` makes meanwhile is used from the next question on. Ctrl-C ends it.
 
-Gin files may stand in place of RUN, with these macros and no option but --json.
-
-Macros:
-  CORPUS       prepared corpus that the model was fine-tuned on
-  FINETUNED    model directory of `realm finetune`
-  QUESTION     a single question; the command ends after answering it
-  PORT, HOST   where to serve a page, e.g. 8000
-  ALLOWED_HOSTS  names of this machine that browsers may know the page by, beside
-               localhost and its address: ('box.example',)
-  PRETRAINED   the model directory that FINETUNED started from; it embeds later versions
-               of CORPUS for a model with one tower
-  CHECKPOINT   the checkpoint of PRETRAINED that was fine-tuned: "last" or "best"
-  FINETUNED_CHECKPOINT   of FINETUNED: "best" by exact match on the questions it held
-               out, or "last"
-  SEARCHER     "device" (exact) or "scann"
-  ALLOW_CORPUS_MISMATCH   True: CORPUS may differ from the one that was trained on
+Gin files may stand in place of RUN, with the settings below and no option but --json.
 
 Example:
   realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\

@@ -5,10 +5,6 @@ once the trainer has finished. If the trainer fails, or is silent for ten minute
 ends with exit code 75: start both again. If killed, it resumes and repeats at most one
 shard.
 
-Macros:
-  MODEL_DIR   folder of the run
-  CORPUS      the corpus that the trainer uses
-
 Example:
   realm build-index --gin_file=gin/runs/build_index.gin \\
     --gin.MODEL_DIR=runs/my/pretrain --gin.CORPUS=runs/my/corpus

@@ -8,6 +8,7 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from realm_jax.cli.progress import StageProgress
 from realm_jax.errors import BadInputError
@@ -15,7 +16,9 @@ from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import UnavailableStoreError, open_store
+from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.refresh import RefreshMode
 
 _POLL_SECONDS = 1.0
 # A builder that was killed leaves a heartbeat that says "running".
@@ -83,8 +86,28 @@ class BuilderWatch:
             )
 
 
-def builder_command(config: PretrainConfig, gin_files: Sequence[str]) -> str:
-    """Returns the command line of an index builder for a run of `realm pretrain`.
+def watched_builder(
+    config: PretrainConfig | FinetuneConfig,
+    progress: StageProgress,
+    gin_files: Sequence[str],
+) -> AbstractContextManager[object]:
+    """Returns the watch over the builder of a run, if another job embeds for it.
+
+    Args:
+      config: configuration of the run.
+      progress: output of the trainer.
+      gin_files: as in `builder_command`.
+    """
+    if config.refresh_mode != RefreshMode.ASYNC.value:
+        return contextlib.nullcontext()
+    command = builder_command(config, gin_files)
+    return BuilderWatch(config.model_dir, progress, command)
+
+
+def builder_command(
+    config: PretrainConfig | FinetuneConfig, gin_files: Sequence[str]
+) -> str:
+    """Returns the command line of an index builder for a run.
 
     Args:
       config: configuration of the run.

@@ -20,8 +20,9 @@ from typing import Any, NoReturn, TypeVar
 import gin
 
 from realm_jax.cli import reach, renamed, values
+from realm_jax.cli.settings_help import settings_help
 from realm_jax.errors import BadInputError
-from realm_jax.stages import STAGES
+from realm_jax.stages import STAGES, StageSpec
 
 Config = TypeVar("Config")
 
@@ -59,12 +60,23 @@ _GIN_RAISES = (
 class Parser(argparse.ArgumentParser):
     """Reports errors in a command line as bad input."""
 
+    stage: StageSpec | None = None
+    """The stage whose settings the help lists, before the example."""
+
+    def format_help(self) -> str:
+        """Returns the help."""
+        text = super().format_help()
+        if self.stage is None:
+            return text
+        before, example, after = text.partition("\nExample:\n")
+        return f"{before}\n{settings_help(self.stage)}\n{example}{after}"
+
     def error(self, message: str) -> NoReturn:
         """Raises the error as one line instead of printing the usage."""
         raise BadInputError(f"{message}; see {self.prog} --help")
 
 
-def make_plain_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+def make_plain_parser(command: str, description: str | None) -> Parser:
     """Returns a parser whose help is the docstring of the command's module."""
     return Parser(
         prog=command,
@@ -74,9 +86,10 @@ def make_plain_parser(command: str, description: str | None) -> argparse.Argumen
     )
 
 
-def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+def make_parser(command: str, description: str | None) -> Parser:
     """Returns such a parser for a command that takes gin files."""
     parser = make_plain_parser(command, description)
+    parser.stage = STAGES.get(command.removeprefix("realm "))
     parser.add_argument(
         "--gin_file",
         action="append",
@@ -89,7 +102,7 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
         "--gin.MACRO=VALUE",
         dest="gin_help_only",
         action="store_true",
-        help="sets a macro or a binding, e.g. --gin.BATCH_SIZE=64",
+        help="sets a macro or a setting, e.g. --gin.BATCH_SIZE=64",
     )
     parser.add_argument(
         "--import_module",
@@ -268,16 +281,15 @@ def _read(
         raise BadInputError(
             f"expected at least one --gin_file, got none; see {parser.prog} --help"
         )
-    scope = f"{STAGES[command].name}/" if command else ""
     given, unread = {}, []
     with _gin_errors():
         gin.clear_config(clear_constants=True)
         overridden = _read_files(files)
-        if scope:
-            _use_macros_of(scope)
-        ours = {one: _for_this_command(one, scope) for one in bindings}
+        if command:
+            _use_macros_of(command)
         # What is named for this command comes last, so that it wins.
-        for binding, own in sorted(ours.items(), key=lambda pair: pair[0] != pair[1]):
+        for binding in sorted(dict.fromkeys(bindings), key=_is_scoped):
+            own = _for_this_command(binding, command)
             if values.is_known(own):
                 gin.parse_config([values.typed(own)])
                 given[reach.parse_setting(values.name_of(own))] = binding
@@ -332,31 +344,55 @@ def _found(file: str) -> str:
     return next((str(path) for path in shipped if path.is_file()), file)
 
 
-def _use_macros_of(scope: str) -> None:
-    """Replaces macros by those that gin files name for this command."""
+def _use_macros_of(command: str) -> None:
+    """Replaces macros and settings by those that gin files name for this command."""
+    scope = f"{STAGES[command].name}/"
     for setting, value in list(reach.settings()):
         if not (setting.is_macro and setting.scope.startswith(scope)):
             continue
-        name = setting.scope.removeprefix(scope)
+        name = _setting_of(setting.scope.removeprefix(scope), command)
         if not values.is_known(name):
             raise BadInputError(
-                f"unknown macro {name!r} in {setting.scope}: no gin file of this "
-                "command defines it; the macros stand at the top of each run file"
+                f"unknown macro {name!r} in {setting.scope}: `realm {command} --help` "
+                "lists the settings"
             )
-        gin.bind_parameter((name, "gin.macro", "value"), value)
+        gin.bind_parameter(reach.parse_setting(name), value)
 
 
-def _for_this_command(binding: str, scope: str) -> str:
+def _for_this_command(binding: str, command: str) -> str:
     """Returns the binding without the command's name, if it is a macro named so."""
-    is_macro = "." not in binding.partition("=")[0]
-    return binding.removeprefix(scope) if is_macro else binding
+    name, equals, value = binding.partition("=")
+    if not command or "." in name:
+        return binding
+    name = name.strip().removeprefix(f"{STAGES[command].name}/")
+    return f"{_setting_of(name, command)}{equals}{value}"
+
+
+def _is_scoped(binding: str) -> bool:
+    """Returns whether this is a macro that is named for a command."""
+    name = values.name_of(binding)
+    return "." not in name and "/" in name
+
+
+def _setting_of(name: str, command: str) -> str:
+    """Returns a macro, or the setting of its name of the command if there is no macro.
+
+    What a configuration has can so be set by the name of a macro before any run file
+    has one: WAIT_SECONDS is pretrain.PretrainConfig.wait_seconds.
+    """
+    if not name.isupper() or "/" in name or values.is_known(name):
+        return name
+    for config in STAGES[command].configs:
+        setting = reach.Setting("", config, name.lower()).binding
+        if values.is_known(setting):
+            return setting
+    return name
 
 
 def _is_of_another_command(binding: str, command: str) -> bool:
     """Returns whether this is a macro that is named for another command."""
-    name = values.name_of(binding)
-    stage = name.partition("/")[0].replace("_", "-")
-    return "." not in name and "/" in name and stage in STAGES and stage != command
+    stage = binding.partition("/")[0].strip().replace("_", "-")
+    return _is_scoped(binding) and stage in STAGES and stage != command
 
 
 def configured(config_class: type[Config]) -> Config:

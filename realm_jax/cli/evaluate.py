@@ -17,29 +17,15 @@ predictions_control.jsonl has the control's answers.
 
   realm evaluate RUN                            the folder of a chain
   realm evaluate RUN --questions=FILE           other questions, or none are recorded
+  realm evaluate RUN --baselines=bm25,oracle    the same reader, other blocks
 
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
 those that the runs recorded, and the questions those that `realm pretrain` was
-given. The report is in RUN/evaluate, or --output.
+given. The report is in RUN/evaluate, or --output. All devices are used; on several
+hosts start it on each, as a training stage. The predictions do not depend on either.
 
-Gin files may stand in place of RUN, with these macros.
-
-Macros:
-  MODEL_DIR    folder for the report
-  CORPUS       prepared corpus
-  QUESTIONS    JSON lines of questions
-  WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
-  STARTING_POINT   model directory of a warm start that left the retriever unchanged
-  CONTROL_WARM_STARTED, CONTROL_FINETUNED   model directories of the control's stages
-  CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
-  FINETUNED_CHECKPOINT   of FINETUNED: "best" by exact match on the questions it held
-               out, or "last"
-  MASKED_TASK  masked sentences, e.g. "my_salient"
-  SPLIT        split of the questions
-  MAX_BM25_BLOCKS   the largest corpus that BM25 searches; 0 leaves the baselines out
-  ALLOW_CORPUS_MISMATCH   True: CORPUS is a later version of the one that was trained on
-  FOLLOW       True: also measure later versions
+Gin files may stand in place of RUN, with the settings below.
 
 Example:
   realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
@@ -55,6 +41,7 @@ from typing import TYPE_CHECKING
 
 from gin import operative_config_str
 
+from realm_jax import multihost
 from realm_jax.attempts import Attempt
 from realm_jax.cli import (
     activation,
@@ -78,6 +65,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     from realm_jax.evaluation.report import HTML_NAME
     from realm_jax.evaluation.watch import follow
 
+    multihost.join(configuration.configured_if_bound(multihost.HostsConfig), stop)
     if not flags.run:
         config = configuration.configured(run.EvaluateConfig)
         config = activation.follow_weights(config)
@@ -117,6 +105,19 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", default="", metavar="FOLDER", help="folder for the report"
     )
+    parser.add_argument(
+        "--baselines",
+        default="",
+        metavar="NAMES",
+        help="whose blocks the fine-tuned reader reads, too: of closed_book, random, "
+        "bm25, starting_point and oracle, with commas between them",
+    )
+    parser.add_argument(
+        "--starting_point",
+        default="",
+        metavar="FOLDER",
+        help="model directory of a warm start that left the retriever unchanged",
+    )
     return parser
 
 
@@ -131,6 +132,8 @@ def _recorded(
         questions=flags.questions,
         output=flags.output,
         split=flags.split,
+        starting_point=flags.starting_point,
+        baselines=tuple(filter(None, flags.baselines.split(","))),
         note=note,
     )
 

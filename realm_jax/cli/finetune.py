@@ -1,24 +1,8 @@
-"""Trains query tower and span reader on questions, over the frozen document index.
+"""Trains retriever and span reader on questions, over a document index.
 
-Resumes from the newest checkpoint of MODEL_DIR.
-
-Macros:
-  MODEL_DIR    folder of the run
-  CORPUS       prepared corpus
-  TASK         questions, e.g. "my_questions"
-  WARM_START   model directory of `realm pretrain`
-  CHECKPOINT   checkpoint of WARM_START: "last", or "best" by held-out utility
-  RETRIEVER_WARM_START, READER_WARM_START
-               source of one model alone instead, or ""
-  QUESTIONS    held-out questions by which a checkpoint is chosen, or "" for the last
-  QUESTIONS_SPLIT, MAX_QUESTIONS, EVALUATION_PERIOD
-               their split, how many of them, and updates between two measurements
-  NUM_READ, TRAIN_NUM_READ
-               blocks that are read for an answer, and in an update; None: as many
-  SEARCHER     "device" (exact) or "scann"
-  SKIP_NONFINITE_UPDATES
-               updates that may be skipped because they are not finite
-  TRAIN_STEPS, BATCH_SIZE, SEED
+The index is that of the retriever before fine-tuning, or with REFRESH_MODE follows it.
+With "async" run `realm build-index` beside it, on the same MODEL_DIR, as beside
+`realm pretrain`. Resumes from the newest checkpoint of MODEL_DIR.
 
 Example:
   realm finetune --gin_file=gin/models/base.gin --gin_file=gin/runs/finetune.gin \\
@@ -30,15 +14,25 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from realm_jax.cli import configuration
 from realm_jax.cli.stages import run_stage
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
+    from realm_jax.cli.builder_watch import watched_builder
     from realm_jax.training import finetune
 
     return run_stage(
-        "finetune", __doc__, argv, stop, finetune.FinetuneConfig, finetune.run
+        "finetune",
+        __doc__,
+        argv,
+        stop,
+        finetune.FinetuneConfig,
+        finetune.run,
+        lambda config, progress: watched_builder(
+            config, progress, configuration.gin_files(argv)
+        ),
     )
 
 

@@ -115,6 +115,7 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
             # After SIGHUP there is no terminal to print on.
             with suppress(OSError):
                 print(error, file=sys.stderr)
+            return 128 + received[0] if received else STOPPED
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except Exception as error:

@@ -5,20 +5,6 @@ and materialises the SeqIO tasks, so that no later stage needs TensorFlow. Apach
 distributes the work; the output does not depend on how. Existing parts are kept, and a
 killed run is resumed.
 
-Macros:
-  CORPUS      folder to create
-  SOURCE      JSON lines with `title` and `text`, plain or .gz; or kind:path with a
-              kind out of json, text, wikiextractor, tfds, realm_wikipedia, cc_news;
-              "" for examples of an existing CORPUS
-  NAME        name of the corpus; tasks are NAME_ict, NAME_salient, NAME_questions
-  QUESTIONS   JSON lines of questions, or ""
-  VOCABULARY  a BERT vocab.txt, or "" to train one on the text
-  TAGGER      "auto", "spacy", "rules", "given" or "checkpoint:FOLDER"
-  EXAMPLES    tasks to materialise, such as ["salient", "questions"]; [] for all; the
-              same command with more tasks adds those
-  KNOWLEDGE   another prepared corpus, which is searched for sentences of this one
-  SCRATCH     where parts of CORPUS are kept until all are done; "" is beside it
-
 Any option of Beam may follow, such as --runner=DataflowRunner.
 
 Example:

@@ -3,28 +3,6 @@
 With REFRESH_MODE="async" run `realm build-index` beside it, on the same MODEL_DIR: the
 two exchange snapshots there. Resumes from the newest checkpoint of MODEL_DIR.
 
-Macros:
-  MODEL_DIR        folder of the run
-  CORPUS           prepared corpus
-  TASK             masked sentences, e.g. "my_salient"
-  WARM_START       model directory of `realm warm-start`
-  RETRIEVER_WARM_START, READER_WARM_START
-                   source of one model alone instead, or ""
-  REFRESH_MODE     "async", "blocking", "rolling" or "off"
-  REFRESH_PERIOD   steps between two indexes
-  MAX_STALENESS_STEPS, WHEN_STALE
-                   maximum age of an index, and then "wait", "warn" or "stop"
-  SEARCHER         "device" (inside the step) or "scann" (on the host)
-  QUESTIONS        held-out questions for recall@5 at every refresh, or ""
-  HELD_OUT_EXAMPLES
-                   validation sentences to predict at every refresh; 0 for none. The
-                   checkpoint with the highest utility on them is kept as the best
-  MICROBATCHES     parts of a batch that are computed one after the other
-  PACK_DOCUMENTS   True lets two documents share a row, for a corpus of short blocks
-  SKIP_NONFINITE_UPDATES
-                   updates that may be skipped because they are not finite
-  NUM_CANDIDATES, TRAIN_STEPS, BATCH_SIZE, SEED
-
 Example:
   realm pretrain --gin_file=gin/models/base.gin --gin_file=gin/runs/pretrain.gin \\
     --gin.MODEL_DIR=runs/my/pretrain --gin.CORPUS=runs/my/corpus \\
@@ -34,26 +12,15 @@ Example:
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from realm_jax.cli import configuration
-from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.stages import run_stage
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.cli.builder_watch import BuilderWatch, builder_command
+    from realm_jax.cli.builder_watch import watched_builder
     from realm_jax.training import pretrain
-    from realm_jax.training.refresh import RefreshMode
-
-    def watch(
-        config: pretrain.PretrainConfig, progress: StageProgress
-    ) -> AbstractContextManager[object]:
-        if config.refresh_mode != RefreshMode.ASYNC.value:
-            return nullcontext()
-        command = builder_command(config, configuration.gin_files(argv))
-        return BuilderWatch(config.model_dir, progress, command)
 
     return run_stage(
         "pretrain",
@@ -62,7 +29,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         stop,
         pretrain.PretrainConfig,
         pretrain.run,
-        watch,
+        lambda config, progress: watched_builder(
+            config, progress, configuration.gin_files(argv)
+        ),
     )
 
 

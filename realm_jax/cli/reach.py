@@ -63,6 +63,12 @@ class Setting(NamedTuple):
         return f"{scope}{short}.{self.parameter}"
 
 
+def class_of(selector: str) -> Any:
+    """Returns the class or function that gin configures by this complete name."""
+    made = gin.get_configurable(selector)
+    return getattr(made, "__wrapped__", made)
+
+
 def parse_setting(binding: str) -> Setting:
     """Returns the setting that the left side of a binding names.
 
@@ -134,7 +140,7 @@ def _roots(command: str) -> list[str]:
     chosen = [STAGES[command]] if command else list(STAGES.values())
     if any(spec.others_are_passed_on for spec in chosen):
         chosen = list(STAGES.values())
-    roots = [name for spec in chosen for name in (spec.config, *spec.other_configs)]
+    roots = [name for spec in chosen for name in spec.configs]
     return [*roots, *_EVERY_PROCESS, *_LAUNCHER, *(() if command else _PLANNER)]
 
 

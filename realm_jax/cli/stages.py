@@ -16,6 +16,7 @@ from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
 from realm_jax.training.loop import Report
+from realm_jax.training.recorded import open_run
 from realm_jax.training.stage_config import StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
@@ -70,7 +71,15 @@ def run_stage(
             is_done = run(config, progress, stop, attempt)
         if is_done:
             attempt.report_ignored_changes()
-            progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
+            progress.note(f"done, {_steps(config)} in {config.model_dir}")
             return None
         progress.note(f"stopped; run it again to go on from {config.model_dir}")
         return None if stop.is_set() else STOPPED
+
+
+def _steps(config: StageConfig) -> str:
+    """Returns how many steps were made, which are fewer if the run ended early."""
+    run, planned = open_run(config.model_dir), f"{config.train_steps:,} steps"
+    if run is None or not run.has_ended or run.step >= config.train_steps:
+        return planned
+    return f"{run.step:,} of {planned}, after which dev got no better,"

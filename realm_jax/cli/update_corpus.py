@@ -7,13 +7,6 @@ only changed documents are tokenized and tagged. CORPUS itself is kept, and reco
 OUTPUT as its successor. Examples refer to blocks by number and are not carried over:
 see docs/data.md for how to make them again.
 
-Macros:
-  CORPUS   the existing prepared corpus
-  CHANGES  JSON lines, plain or .gz; a file or a pattern of files
-  OUTPUT   folder of the new version
-  TAGGER   "checkpoint:FOLDER" if CORPUS was tagged by a checkpoint; "" is as CORPUS
-  SCRATCH  folder for parts until all are done; "" is beside OUTPUT
-
 Any option of Beam may follow, such as --runner=DataflowRunner.
 
 Example:

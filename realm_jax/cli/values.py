@@ -69,7 +69,7 @@ def meant(name: str, known: Collection[str]) -> str:
     for prefix, sought in (("", name), (scope + slash, last)):
         if close := difflib.get_close_matches(sought, known, n=1):
             return f"did you mean {prefix}{close[0]}?"
-    return "the macros stand at the top of each run file"
+    return "the command's --help lists the settings"
 
 
 def typed(binding: str) -> str:
@@ -142,11 +142,9 @@ def _expected(name: str) -> str:
 
 def _type_of(setting: reach.Setting) -> Any:
     """Returns the type that a dataclass or function declares; None if none is known."""
-    made = gin.get_configurable(setting.selector)
+    made = reach.class_of(setting.selector)
     try:
-        return typing.get_type_hints(getattr(made, "__wrapped__", made)).get(
-            setting.parameter
-        )
+        return typing.get_type_hints(made).get(setting.parameter)
     except (NameError, TypeError):
         return None
 

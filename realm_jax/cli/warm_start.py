@@ -5,25 +5,6 @@ copy give each other no training signal. Without TASK only the retriever is trai
 without PAIRS_TASK only the reader; the other model is left unchanged. Resumes from the
 newest checkpoint of MODEL_DIR.
 
-Macros:
-  MODEL_DIR    folder of the run
-  CORPUS       prepared corpus
-  TASK         masked sentences, e.g. "my_salient"
-  PAIRS_TASK   sentence-block pairs, e.g. "my_ict"
-  WARM_START   a folder with model.safetensors and config.json, the model directory of
-               an earlier stage, or "" for random parameters
-  RETRIEVER_WARM_START, READER_WARM_START
-               source of one model alone instead: such a folder, or the model
-               directory of a stage
-  OWN, NULL, RETRIEVED
-               probabilities of the document that a masked sentence is read with: its
-               own block, the null document, the best retrieved block that contains the
-               answer; 1, 0, 0
-  SEARCHER     searcher of retrieved blocks: "device" (exact) or "scann"
-  SKIP_NONFINITE_UPDATES
-               updates that may be skipped because they are not finite
-  TRAIN_STEPS, BATCH_SIZE, SEED
-
 Example:
   realm warm-start --gin_file=gin/models/base.gin --gin_file=gin/runs/warm_start.gin \\
     --gin.MODEL_DIR=runs/my/warm_start --gin.CORPUS=runs/my/corpus \\

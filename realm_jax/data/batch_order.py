@@ -6,6 +6,7 @@ each host of a job determines its part of a batch without communication.
 
 import enum
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt64
@@ -36,7 +37,7 @@ def batch_rows(
     Epochs follow each other without a gap: each visits every example once, in its own
     order, and a batch may hold the end of one and the start of the next.
     """
-    _, rows = _visited(num_examples, step, batch_size, seed)
+    _, rows = visited(num_examples, _positions(step, batch_size), seed)
     return rows
 
 
@@ -53,7 +54,8 @@ def sentence_rows(
         sentence has at least one row. It may be memory-mapped: only what the batch
         needs is read.
     """
-    epochs, sentences = _visited(len(starts) - 1, step, batch_size, seed)
+    positions = _positions(step, batch_size)
+    epochs, sentences = visited(len(starts) - 1, positions, seed)
     first = starts[sentences].astype(np.int64)
     counts = starts[sentences + 1] - first
     return first + (_hashed(seed, epochs, sentences) % counts.astype(np.uint64)).astype(
@@ -74,17 +76,30 @@ def shuffled(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " item"]:
     return order
 
 
-def _visited(
-    count: int, step: int, batch_size: int, seed: int
+def visited(
+    count: int,
+    positions: Int64[np.ndarray, " batch"],
+    seed: int,
+    order: Callable[[int, int, int], np.ndarray] = shuffled,
 ) -> tuple[Int64[np.ndarray, " batch"], Int64[np.ndarray, " batch"]]:
-    """Returns the epoch and the item at each position of a batch."""
-    positions = np.arange(step * batch_size, (step + 1) * batch_size)
+    """Returns the epoch and the item at each position.
+
+    Args:
+      count: number of items.
+      positions: how many items were visited before each.
+      seed: seeds the order, not negative.
+      order: `shuffled`, perhaps with a cache of its own.
+    """
     epochs, offsets = np.divmod(positions, count)
     items = np.empty_like(positions)
     for epoch in np.unique(epochs):
         inside = epochs == epoch
-        items[inside] = shuffled(count, seed, int(epoch))[offsets[inside]]
+        items[inside] = order(count, seed, int(epoch))[offsets[inside]]
     return epochs, items
+
+
+def _positions(step: int, batch_size: int) -> Int64[np.ndarray, " batch"]:
+    return np.arange(step * batch_size, (step + 1) * batch_size)
 
 
 def _hashed(

@@ -14,7 +14,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -82,10 +82,25 @@ def write_examples(
     return Examples.open(directory, corpus=references and references.corpus)
 
 
+class Batched(Protocol):
+    """Examples that are laid out when they are read."""
+
+    @property
+    def specs(self) -> FeatureSpecs:
+        """Shape and type of each feature of an example."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Any) -> Example:
+        """Returns the examples at `indices`, in the given order."""
+        ...
+
+
 class Feature:
     """A feature of all examples, computed where it is indexed, like a mapped array."""
 
-    def __init__(self, examples: "Examples", name: str):
+    def __init__(self, examples: "Batched", name: str):
         """Use `Examples.features`."""
         self._examples = examples
         self._name = name

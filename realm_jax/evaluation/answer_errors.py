@@ -106,7 +106,7 @@ def answer_errors(outcomes: Sequence[Outcome]) -> AnswerErrors:
 
 
 def training_overlap(
-    trained_on: Examples,
+    trained_on: Sequence[Examples],
     questions: Sequence[Question],
     question_ids: Int[np.ndarray, "question query"],
 ) -> list[Overlap]:
@@ -116,17 +116,17 @@ def training_overlap(
     `MAX_ANSWER_TEXT` characters and for patterns, of which examples keep no text.
 
     Args:
-      trained_on: the examples that fine-tuning has read.
+      trained_on: the sets of examples that fine-tuning has read.
       questions: the questions.
       question_ids: their wordpieces, in the vocabulary of the examples.
     """
-    asked, answers = set[bytes](), set[str]()
-    for features in _parts(trained_on):
-        asked |= set(map(_pieces, features["question_ids"]))
-        answers |= {
-            text for rows in features["answer_texts"] for text in decode_texts(rows)
-        }
-    answers.discard("")
+    answers = set(training_answers(trained_on))
+    asked = {
+        _pieces(ids)
+        for examples in trained_on
+        for features in _parts(examples, "question_ids")
+        for ids in features
+    }
     return [
         Overlap.QUESTION
         if _pieces(ids) in asked
@@ -135,6 +135,17 @@ def training_overlap(
         else Overlap.NONE
         for question, ids in zip(questions, question_ids, strict=True)
     ]
+
+
+def training_answers(trained_on: Sequence[Examples]) -> Iterator[str]:
+    """Yields the normalised answers of every question of the training set.
+
+    Of those longer than `MAX_ANSWER_TEXT` characters and of patterns it has no text.
+    """
+    for examples in trained_on:
+        for features in _parts(examples, "answer_texts"):
+            for rows in features:
+                yield from filter(None, decode_texts(rows))
 
 
 def by_overlap(
@@ -156,11 +167,10 @@ def by_overlap(
     )
 
 
-def _parts(examples: Examples) -> Iterator[Mapping[str, np.ndarray]]:
-    names = ("question_ids", "answer_texts")
+def _parts(examples: Examples, feature: str) -> Iterator[np.ndarray]:
     for start in range(0, len(examples), _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, len(examples)))
-        yield {name: np.asarray(examples.features[name][rows]) for name in names}
+        yield np.asarray(examples.features[feature][rows])
 
 
 def _pieces(ids: Int[np.ndarray, " query"]) -> bytes:

@@ -50,7 +50,7 @@ from realm_jax.types import Lengths
 MAX_CHARACTERS = 2000
 """Longest question in characters; the model reads only a part of such a question."""
 
-# An arbitrary question, to compile the programs that all questions run.
+# An arbitrary question, which shows that a version answers.
 _WARM_UP = "who?"
 
 _log = logging.getLogger(__name__)
@@ -148,6 +148,7 @@ class Version:
             "num_blocks": self.corpus.num_blocks,
             "checkpoint_step": self.checkpoint,
             "index_step": manifest.step,
+            "index_attempt": manifest.attempt,
             "index_began": began.isoformat(timespec="seconds"),
             "index_age_seconds": round(max(0.0, time.time() - manifest.began), 1),
         }
@@ -227,8 +228,9 @@ def require_question(question: Any) -> str:
 class AnswerService:
     """Answers from the newest version of a corpus.
 
-    A context manager: inside the context a thread follows newer versions. Outside of it
-    the service answers from the version that it has.
+    A context manager: inside the context a thread compiles for questions of any length,
+    and follows newer versions. Outside of it the service answers from the version that
+    it has, and a question compiles what it is the first to run.
     """
 
     def __init__(
@@ -313,7 +315,16 @@ class AnswerService:
         """Returns the pre-trained model, which searches the index of a version.
 
         Fine-tuning has left the document tower of that index as it was.
+
+        Raises:
+          BadInputError: there is none, or the index is of another document tower.
         """
+        if self._model.refreshed:
+            raise BadInputError(
+                "expected a question, got a sentence with [MASK]: fine-tuning has "
+                "refreshed the index, which is no longer that of the pre-trained model "
+                "that fills in; ask a question"
+            )
         run, answerer = self._pretrained, version.answerer
         models = described_models(
             run.trained.model, Lengths(**run.trained.lengths), **run.trained.numerics
@@ -347,7 +358,7 @@ class AnswerService:
         return open_finished(model_dir, PRETRAIN.name, wanted, which)
 
     def _open(self, corpus: BlockStore) -> Version:
-        """Loads or makes the index of a corpus, and compiles the programs."""
+        """Loads or makes the index of a corpus, and answers from it."""
         if not self._model.has_index(corpus):
             self._note(f"making the index of {corpus.directory}")
         return self._warm(corpus, self._model.index(corpus, self._stop))
@@ -358,6 +369,9 @@ class AnswerService:
         return Version(answerer, index, self._model.run.step)
 
     def _follow(self) -> None:
+        # What a version has been asked is compiled, other lengths here. Of a newer
+        # version nothing but the search has other shapes.
+        self._version.answerer.compile(self._stop)
         while not self._stop.wait(self._config.poll_seconds):
             try:
                 newer = self._newer()

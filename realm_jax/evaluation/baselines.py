@@ -38,6 +38,7 @@ def baseline_recalls(
     *,
     recall_at: Sequence[int],
     max_blocks: int,
+    bm25: Callable[[], Int[np.ndarray, "question neighbour"]] | None = None,
 ) -> dict[str, dict[str, Float[np.ndarray, " question"]]]:
     """Returns the recall of random blocks and of BM25, by label and metric.
 
@@ -51,6 +52,7 @@ def baseline_recalls(
       max_blocks: for a larger corpus nothing is measured, because all of it would have
         to be read: by chance, how many blocks answer a question decides, and BM25 takes
         every word into memory.
+      bm25: returns the output of `bm25_neighbours`, where others need it, too.
     """
     num_blocks = corpus.num_blocks
     if num_blocks > max_blocks:
@@ -66,7 +68,7 @@ def baseline_recalls(
     sample = _sample(num_blocks, int(with_patterns.sum()), max(recall_at))
     relevant = relevant_blocks(corpus, questions, patterns_in=sample)
     texts = [question.question for question in questions]
-    ids = bm25_neighbours(corpus, texts, max(recall_at))
+    ids = bm25() if bm25 else bm25_neighbours(corpus, texts, max(recall_at))
     label, judged, found = RANDOM_BLOCKS, np.full(len(questions), num_blocks), relevant
     if sample is not None:
         label = f"{RANDOM_BLOCKS} (estimated)"

@@ -26,6 +26,7 @@ MOMENTS = {AFTER_REALM: "before fine-tuning", AFTER_FINETUNING: "after fine-tuni
 """Rows that a control also has, mapped to their names in the comparison of the two."""
 EXACT_MATCH = "exact match"
 F1 = "F1"
+ANSWER_READ = "answer in what was read"
 RANDOM_BLOCKS = "random blocks"
 BM25 = "BM25"
 WITHOUT_TOPIC = "without a topic"
@@ -173,12 +174,43 @@ def compare(per_question: Measured, baselines: Measured | None = None) -> Compar
       baselines: values of what was not trained.
     """
     differences = [
-        Difference(before, after, name, paired_bootstrap_difference(ours[name], values))
+        difference
         for (before, ours), (after, theirs) in itertools.pairwise(per_question.items())
+        for difference in _differences(before, ours, after, theirs)
+    ]
+    return Comparison(rows_of(per_question), differences, rows_of(baselines or {}))
+
+
+def compare_with_baselines(
+    baselines: Measured, model: tuple[str, Mapping[str, np.ndarray]]
+) -> Comparison:
+    """Returns all means, and the differences of a model to each baseline.
+
+    Args:
+      baselines: their values; if there are none, the comparison is empty.
+      model: its label and its values.
+    """
+    if not baselines:
+        return Comparison()
+    differences = [
+        difference
+        for label, values in baselines.items()
+        for difference in _differences(label, values, *model)
+    ]
+    return Comparison(rows_of({**baselines, model[0]: model[1]}), differences)
+
+
+def _differences(
+    before: str,
+    ours: Mapping[str, np.ndarray],
+    after: str,
+    theirs: Mapping[str, np.ndarray],
+) -> list[Difference]:
+    return [
+        Difference(before, after, name, paired_bootstrap_difference(ours[name], values))
         for name, values in theirs.items()
         if name in ours
     ]
-    return Comparison(rows_of(per_question), differences, rows_of(baselines or {}))
 
 
 def rows_of(per_question: Measured) -> list[ComparisonRow]:

@@ -1,7 +1,8 @@
 """Writes the retriever of a run as sentence-transformers models, for other software.
 
 One tower is one model. Two are two, `query/` and `document/`; so is a single tower that
-fine-tuning has changed, since the documents of its index were embedded before.
+fine-tuning has changed, since the documents of its index were embedded before, unless
+the index was refreshed.
 """
 
 import threading

@@ -8,6 +8,7 @@ from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
     AFTER_WARM_START,
+    BM25,
     EXACT_MATCH,
     F1,
     MOMENTS,
@@ -204,6 +205,12 @@ def _answers(data: ReportData) -> Iterator[Finding]:
         )
     if data.errors:
         yield _lost(data.errors)
+    if gain := data.same_reader.find_change(BM25, AFTER_FINETUNING, EXACT_MATCH):
+        yield Finding(
+            _side(gain),
+            "With the retriever's blocks in place of BM25's, exact match of the same "
+            f"reader differs by {_measured(gain)}.",
+        )
     seen = {row.label: row.metrics for row in data.overlaps}.get(Overlap.QUESTION.value)
     if seen:
         count = seen[EXACT_MATCH].count

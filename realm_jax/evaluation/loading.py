@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import PyTree
@@ -11,6 +12,8 @@ from jaxtyping import PyTree
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError
 from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
@@ -23,7 +26,12 @@ from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which, best_step
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
+from realm_jax.training.finetune import (
+    MORE_TASKS,
+    REFRESHES_INDEX,
+    AnsweringConfig,
+    FinetuneConfig,
+)
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.recorded import RecordedRun, open_run
 
@@ -190,10 +198,13 @@ class FinetunedModel(TrainedModel):
     """A fine-tuned model, with the run that it began with where that is named.
 
     Attributes:
+      refreshed: whether the index followed the retriever while it trained. Then that of
+        the checkpoint is of its own parameters, as for any other stage.
       macro: macro that names `began_with`, for messages.
     """
 
     config: AnsweringConfig
+    refreshed: bool = False
     began_with: FinishedRun | None = None
     macro: str = "PRETRAINED"
 
@@ -232,14 +243,16 @@ class FinetunedModel(TrainedModel):
                 "%s: checkpoint %d of %d, the best of it by exact match on dev",
                 *(config.model_dir, run.step, recorded.step),
             )
+        refreshed = bool(run.trained.data_order.get(REFRESHES_INDEX))
         return cls(
             run=run,
             models=config.models,
             searcher=searcher,
             embed=embed,
-            index_step=FIRST_STEP,
+            index_step=run.step if refreshed else FIRST_STEP,
             donors=[began_with.model_dir] if began_with else [],
             config=config,
+            refreshed=refreshed,
             began_with=began_with,
             macro=macro,
         )
@@ -249,12 +262,16 @@ class FinetunedModel(TrainedModel):
     ) -> LoadedIndex:
         """Loads the index that fine-tuning kept, or makes that of another corpus.
 
+        That of a checkpoint whose index was refreshed is made if it is not there.
+
         Raises:
           BadInputError: the index is missing, or the parameters needed to embed another
             corpus are; or an index of another document tower exists.
           DamagedSnapshotError: the index differs from what was committed.
           StoppedError: `stop` was set; the next call resumes.
         """
+        if self.refreshed:
+            return super().index(corpus, stop)
         source, step = self.source(corpus), self.index_step
         found = source.load(step)
         if corpus.fingerprint == self.run.trained.corpus_fingerprint:
@@ -281,14 +298,15 @@ class FinetunedModel(TrainedModel):
     def document_encoder(self, corpus: BlockStore) -> PyTree:
         """Returns the retriever that embedded the documents of the kept index.
 
-        A separate document tower is frozen in fine-tuning; a shared tower is not.
+        A separate document tower is frozen in fine-tuning; a shared tower is not. That
+        of a refreshed index is the checkpoint's own.
 
         Raises:
           BadInputError: fine-tuning has changed its tower, and `began_with` is not what
             it began with.
         """
         source = self.source(corpus)
-        if not source.config.shared:
+        if self.refreshed or not source.config.shared:
             return self.run.tree["retriever"]
         if self.began_with is not None and self._began(source):
             return self.began_with.tree["retriever"]
@@ -319,6 +337,26 @@ class FinetunedModel(TrainedModel):
             num_read=self.config.num_read,
             marginalization=AnswerMarginalization(self.config.marginalization),
         )
+
+    def training_sets(self, corpus: BlockStore) -> list[Examples]:
+        """Returns the examples of fine-tuning, in the corpus or beside its own.
+
+        There are none where the sets are not at hand, where they are of another
+        vocabulary or of a version that kept no answers, and for imported models.
+        """
+        trained = self.run.trained
+        task = trained.data_order.get("task")
+        if not task:
+            return []
+        tasks = [task, *(trained.data_order.get(MORE_TASKS) or ())]
+        wanted = {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
+        for place in dict.fromkeys((str(corpus.directory), trained.corpus)):
+            folders = [Path(place, "examples", task, TRAIN) for task in tasks]
+            if place and all(folder.is_dir() for folder in folders):
+                sets = [Examples.open(folder, wanted) for folder in folders]
+                if all("answer_texts" in examples.features for examples in sets):
+                    return sets
+        return []
 
     def _began(self, source: IndexSource) -> bool | None:
         """Returns whether it began with `began_with`, None if unknown."""

@@ -17,6 +17,7 @@ from realm_jax.evaluation.report_data import AnsweredQuestion
 from realm_jax.metrics.answers import token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 from realm_jax.training.dev_exact_match import is_correct
+from realm_jax.types import Neighbours
 
 _CONTEXT_CHARACTERS = 160
 
@@ -50,12 +51,14 @@ class OpenQaEvaluation:
     Attributes:
       predictions: one for each question, in order.
       question_ids: wordpieces of the questions as the model read them.
+      retrieved: the blocks that were found for each question, best first.
       recall: for each k, 1.0 for each question with a relevant block in its top k,
         else 0.0.
     """
 
     predictions: Sequence[Prediction]
     question_ids: Int[np.ndarray, "question query"]
+    retrieved: Int[np.ndarray, "question neighbour"]
     recall: Mapping[int, Float[np.ndarray, " question"]]
 
     @property
@@ -68,6 +71,12 @@ class OpenQaEvaluation:
         """p(y|x) of each answer."""
         # A sum of rounded probabilities may exceed 1.
         return np.asarray([min(p.answer.probability, 1.0) for p in self.predictions])
+
+    @property
+    def answer_read(self) -> Float[np.ndarray, " question"]:
+        """1.0 for each question with an answer in what was read, else 0.0."""
+        lost = (p.outcome is Outcome.NOT_READ for p in self.predictions)
+        return 1.0 - np.fromiter(lost, np.float64, len(self.predictions))
 
     @property
     def f1(self) -> Float[np.ndarray, " question"] | None:
@@ -93,21 +102,54 @@ def evaluate_open_qa(
     Raises:
       BadInputError: a block's text does not match its stored wordpieces.
     """
-    asked = [question.question for question in questions]
-    question_ids = answerer.question_ids(asked)
+    question_ids = answerer.question_ids([question.question for question in questions])
     found = answerer.search(question_ids, max(answerer.num_read, *recall_at))
+    return judge_blocks(answerer, questions, question_ids, found, recall_at=recall_at)
+
+
+def judge_blocks(
+    answerer: Answerer,
+    questions: Sequence[Question],
+    question_ids: Int[np.ndarray, "question query"],
+    found: Neighbours,
+    *,
+    recall_at: Sequence[int] = (),
+) -> OpenQaEvaluation:
+    """Answers questions from blocks that were found for them, and scores both.
+
+    Args:
+      answerer: the model with its corpus.
+      questions: the questions.
+      question_ids: their wordpieces.
+      found: at least `num_read` blocks of each question.
+      recall_at: the values of k in recall@k.
+
+    Raises:
+      BadInputError: a block's text does not match its stored wordpieces.
+    """
     ids = np.asarray(found.ids)
-    relevant = relevant_blocks(answerer.corpus, questions, among=ids)
+    asked = [question.question for question in questions]
     answers = answerer.read(asked, question_ids, found)
     # Which article a question is about does not matter to its reader.
     untitled = [dataclasses.replace(question, title=None) for question in questions]
     read = relevant_blocks(answerer.corpus, untitled, ids[:, : answerer.num_read])
-    predictions = [_predict(*row) for row in zip(questions, answers, read, strict=True)]
-    return OpenQaEvaluation(
-        predictions,
-        question_ids,
-        {k: recall_at_k(ids, relevant, k) for k in recall_at},
-    )
+    relevant = relevant_blocks(answerer.corpus, questions, ids) if recall_at else []
+    recall = {k: recall_at_k(ids, relevant, k) for k in recall_at}
+    return judge_answers(questions, question_ids, answers, read, ids, recall)
+
+
+def judge_answers(
+    questions: Sequence[Question],
+    question_ids: Int[np.ndarray, "question query"],
+    answers: Sequence[Answer],
+    with_answer: Sequence[Collection[int]],
+    retrieved: Int[np.ndarray, "question neighbour"],
+    recall: Mapping[int, Float[np.ndarray, " question"]] | None = None,
+) -> OpenQaEvaluation:
+    """Scores answers; `with_answer` are the blocks read that contain a right one."""
+    rows = zip(questions, answers, with_answer, strict=True)
+    predictions = [_predict(*row) for row in rows]
+    return OpenQaEvaluation(predictions, question_ids, retrieved, recall or {})
 
 
 def answered_question(prediction: Prediction) -> AnsweredQuestion:

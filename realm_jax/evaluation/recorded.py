@@ -231,6 +231,8 @@ def evaluate_config(
     questions: str = "",
     output: str = "",
     split: str = "test",
+    starting_point: str = "",
+    baselines: Sequence[str] = (),
     note: Callable[[str], None] = lambda text: None,
 ) -> EvaluateConfig:
     """Returns the configuration of `realm evaluate` for a run; reads no arrays.
@@ -238,7 +240,8 @@ def evaluate_config(
     Of the folder of a chain every finished stage is measured, and `note` is called with
     a sentence on each that is left out; of the model directory of fine-tuning that
     model alone. The questions are those that the run recorded if none are given, and
-    the report is in RUN/evaluate if no output is.
+    the report is in RUN/evaluate if no output is. The other arguments are those of
+    `EvaluateConfig`.
     """
     model = find_model(run)
     corpus, differs = find_corpus(
@@ -264,6 +267,8 @@ def evaluate_config(
         if began and (has_pretrained or model.trained.model["shared"])
         else "",
         pretrained_checkpoint=model.trained.source_checkpoint,
+        starting_point=starting_point,
+        baselines=baselines,
         split=split,
         # Masked sentences are of the corpus that was trained on.
         masked_task=measured.trained.data_order["task"]

@@ -200,6 +200,8 @@ class ReportData:
     Attributes:
       curves: metrics over steps, of all stages.
       comparison: what each stage reached, on the same questions.
+      same_reader: what the reader answers from blocks that baselines find, and what
+        the fine-tuned retriever adds to each.
       control: the chain beside the same chain without REALM.
       masked_accuracy: masked spans with retrieval and without.
       examples: masked sentences with the documents that were considered.
@@ -216,6 +218,7 @@ class ReportData:
     run: RunInfo
     curves: Sequence[Curve] = ()
     comparison: Comparison = dataclasses.field(default_factory=Comparison)
+    same_reader: Comparison = dataclasses.field(default_factory=Comparison)
     control: ControlComparison | None = None
     masked_accuracy: MaskedAccuracy | None = None
     examples: Sequence[MaskedExample] = ()

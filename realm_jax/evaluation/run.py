@@ -1,21 +1,27 @@
-"""Evaluates a chain of stages and writes its report."""
+"""Evaluates a chain of stages and writes its report.
+
+Several processes of a job split the questions that are read over all their devices. All
+else, such as the search, each of them does for itself on its first device, so that the
+same floating-point operations are done whatever the devices: predictions have the same
+bytes. The first process writes them.
+"""
 
 import dataclasses
 import datetime
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
-from realm_jax import ranges
+from realm_jax import multihost, ranges
+from realm_jax.answering.reader import Answerer
+from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
 from realm_jax.data.questions import unknown_titles
-from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
 from realm_jax.evaluation.answer_errors import (
@@ -23,7 +29,7 @@ from realm_jax.evaluation.answer_errors import (
     by_overlap,
     training_overlap,
 )
-from realm_jax.evaluation.baselines import baseline_recalls
+from realm_jax.evaluation.baselines import baseline_recalls, bm25_neighbours
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
@@ -42,26 +48,31 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData, recorded_stages
+from realm_jax.evaluation.same_reader import Baseline, SameReader
 from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import KnownRows
 from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.manifests import FileRecord
 from realm_jax.metrics.calibration import calibrate
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
+from realm_jax.placement import replicate
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import MaskedSpans
+from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.stage import open_examples
 from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.state import count_parameters
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
+BASELINE_PREDICTIONS_NAME = "predictions_{}.jsonl"
 RECALL_AT = (1, 5, 20, 100)
 _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
@@ -101,6 +112,10 @@ class EvaluateConfig:
       searcher: "device" (exact) or "scann".
       max_bm25_blocks: the largest corpus that is read for comparison, by BM25 and for
         the recall of random blocks; 0 leaves these out.
+      baselines: whose blocks the fine-tuned reader reads, too: "closed_book" (none; the
+        most frequent answer of the training questions), "random", "bm25",
+        "starting_point" (its retriever's) and "oracle" (one that has the answer). Each
+        takes as long as answering the questions.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
@@ -131,6 +146,7 @@ class EvaluateConfig:
     num_candidates: int = 8
     searcher: str = "device"
     max_bm25_blocks: int = 500_000
+    baselines: Sequence[str] = ()
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     allow_corpus_mismatch: bool = False
     title: str = "REALM"
@@ -152,6 +168,14 @@ class EvaluateConfig:
             raise BadInputError(
                 "expected PRETRAINED beside CONTROL_WARM_STARTED, got none; the "
                 "control is compared with what REALM made of the same warm start"
+            )
+        for baseline in self.baselines:
+            require_one_of("BASELINES", baseline, Baseline)
+        if Baseline.STARTING_POINT in self.baselines and not self.starting_point:
+            raise BadInputError(
+                "expected STARTING_POINT beside the baseline "
+                f"{Baseline.STARTING_POINT.value!r}, got none; name the model "
+                "directory of a retriever before training, or leave that baseline out"
             )
         require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
@@ -183,7 +207,7 @@ def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> Report
     """
     evaluation = _Evaluation(config, report, stop)
     data = evaluation.measure()
-    write_report(data, config.model_dir)
+    multihost.run_on_primary(lambda: write_report(data, config.model_dir))
     return data
 
 
@@ -192,13 +216,18 @@ class _Evaluation:
         self._config = config
         self._report = report
         self._stop = stop
-        self._corpus = BlockStore.open(config.corpus, verify=config.verify_files)
+        self._asked_to_stop = multihost.StopRequest(stop)
+        self._mesh = make_mesh(MeshConfig())
+        self._corpus = multihost.run_on_all(
+            lambda: BlockStore.open(config.corpus, verify=config.verify_files)
+        )
         vocab_size = self._corpus.vocabulary.size
         self._retriever_config = config.models.retriever_config(vocab_size)
         self._retriever = Retriever(self._retriever_config)
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
+        self._require_few_blocks()
         self._warn_of_unknown_titles()
         self._recorded = self._read_recorded()
         self._recalls = StageRecalls(
@@ -237,10 +266,12 @@ class _Evaluation:
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
         finetuned = self._open_finetuned(config.finetuned.model_dir, pretrained)
-        answered = self._answer(finetuned)
+        answerer = self._answerer(finetuned)
+        answered = self._answer(answerer)
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
         baselines = self._baselines()
+        by_baseline = self._same_reader(finetuned, answerer, answered)
         control, by_control = self._control(per_question)
         self._tick()
         files = {
@@ -253,6 +284,10 @@ class _Evaluation:
             files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
                 CONTROL_PREDICTIONS_NAME, *by_control, of_control
             )
+        for baseline, read in by_baseline.items():
+            name = BASELINE_PREDICTIONS_NAME.format(baseline.value)
+            measured = {comparisons.AFTER_FINETUNING: _reading(read)}
+            files[name] = self._write_predictions(name, finetuned, read, measured)
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
         }
@@ -260,6 +295,10 @@ class _Evaluation:
             run=self._describe_run(parameters),
             curves=read_curves(config.model_dirs),
             comparison=comparisons.compare(per_question, baselines),
+            same_reader=comparisons.compare_with_baselines(
+                {b.label: _reading(read) for b, read in by_baseline.items()},
+                (comparisons.AFTER_FINETUNING, _reading(answered)),
+            ),
             control=control,
             masked_accuracy=masked
             and comparisons.masked_accuracy(
@@ -283,6 +322,15 @@ class _Evaluation:
             files=files,
         )
 
+    def _require_few_blocks(self) -> None:
+        limit, found = self._config.max_bm25_blocks, self._corpus.num_blocks
+        if Baseline.BM25 in self._config.baselines and found > limit:
+            raise BadInputError(
+                f"expected at most {limit:,} blocks (MAX_BM25_BLOCKS) for the baseline "
+                f"{Baseline.BM25.value!r}, got {found:,}; leave it out, or raise the "
+                "limit if the words of all blocks fit into memory"
+            )
+
     def _warn_of_unknown_titles(self) -> None:
         # As for BM25, larger corpora take too long to read.
         if self._corpus.num_blocks <= self._config.max_bm25_blocks:
@@ -303,12 +351,57 @@ class _Evaluation:
             others=[config.corpus, config.model_dir],
         )
 
+    @functools.cached_property
+    def _bm25(self) -> np.ndarray:
+        """The blocks that BM25 finds for each question."""
+        texts = [question.question for question in self._questions.questions]
+        return bm25_neighbours(self._corpus, texts, max(RECALL_AT))
+
+    def _same_reader(
+        self,
+        model: FinetunedModel,
+        answerer: Answerer,
+        answered: OpenQaEvaluation,
+    ) -> dict[Baseline, OpenQaEvaluation]:
+        """Returns what the reader answers from what each baseline finds."""
+        if not self._config.baselines:
+            return {}
+        series = model.source(self._corpus).series
+        embeddings = KnownRows(series, series.read_manifest(model.index_step))
+        reader = SameReader(answerer, embeddings, self._questions.questions, answered)
+        read: dict[Baseline, Callable[[], OpenQaEvaluation]] = {
+            Baseline.CLOSED_BOOK: lambda: reader.read_nothing(
+                model.training_sets(self._corpus)
+            ),
+            Baseline.RANDOM: reader.read_random,
+            Baseline.BM25: lambda: reader.read(self._bm25),
+            Baseline.STARTING_POINT: lambda: reader.read(self._found_before_training()),
+            Baseline.ORACLE: reader.read_oracle,
+        }
+        found = {}
+        for baseline in map(Baseline, self._config.baselines):
+            self._tick()
+            found[baseline] = read[baseline]()
+        return found
+
+    def _found_before_training(self) -> np.ndarray:
+        place = self._config.starting_point
+        model = self._open(place, WARM_START.name)
+        searcher = self._recalls.index(place, model)
+        retriever = model.tree["retriever"]
+        k = self._config.finetuned.num_read
+        found = search_questions(
+            self._retriever_config, retriever, searcher, self._questions.ids, k
+        )
+        return np.asarray(found.ids)
+
     def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
         return baseline_recalls(
             self._corpus,
             self._questions.questions,
             recall_at=RECALL_AT,
             max_blocks=self._config.max_bm25_blocks,
+            bm25=lambda: self._bm25,
         )
 
     def _control(
@@ -335,7 +428,7 @@ class _Evaluation:
                 config.control_finetuned, began, "CONTROL_WARM_STARTED"
             )
             control.require_began(self._corpus)
-            answered = self._answer(control)
+            answered = self._answer(self._answerer(control))
             by_control = control, answered
             without_realm[comparisons.AFTER_FINETUNING] = _scores(answered)
         if not without_realm:
@@ -416,32 +509,24 @@ class _Evaluation:
         self, model: FinetunedModel, answered: OpenQaEvaluation, scores: Values
     ) -> list[comparisons.ComparisonRow]:
         """Returns results by overlap; none where the training set is not at hand."""
-        trained = model.run.trained
-        task = trained.data_order.get("task")
-        # An imported model was not fine-tuned here, and has no task.
-        places = (str(self._corpus.directory), trained.corpus) if task else ()
-        for corpus in filter(None, dict.fromkeys(places)):
-            folder = Path(corpus, "examples", str(task), TRAIN)
-            if not folder.is_dir():
-                continue
-            examples = Examples.open(
-                folder, {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
-            )
-            # Earlier versions kept wordpieces alone.
-            if "answer_texts" in examples.features:
-                found = training_overlap(
-                    examples, self._questions.questions, answered.question_ids
-                )
-                return by_overlap(found, scores)
-        return []
+        sets = model.training_sets(self._corpus)
+        if not sets:
+            return []
+        found = training_overlap(sets, self._questions.questions, answered.question_ids)
+        return by_overlap(found, scores)
 
-    def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
+    def _answerer(self, model: FinetunedModel) -> Answerer:
         index = model.index(self._corpus, self._stop)
         self._tick()
+        answerer = model.answerer(self._corpus, index)
+        reader = replicate(self._mesh, answerer.params["reader"])
+        return dataclasses.replace(
+            answerer, params={**answerer.params, "reader": reader}, mesh=self._mesh
+        )
+
+    def _answer(self, answerer: Answerer) -> OpenQaEvaluation:
         return evaluate_open_qa(
-            model.answerer(self._corpus, index),
-            self._questions.questions,
-            recall_at=RECALL_AT,
+            answerer, self._questions.questions, recall_at=RECALL_AT
         )
 
     def _write_predictions(
@@ -458,7 +543,8 @@ class _Evaluation:
             "corpus_fingerprint": manifest.corpus_fingerprint,
         }
         data = predictions_as_lines(answered.predictions, measured, index).encode()
-        open_store(self._config.model_dir).write(name, data)
+        store = open_store(self._config.model_dir)
+        multihost.run_on_primary(lambda: store.write(name, data))
         return FileRecord.of(data)
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
@@ -502,16 +588,26 @@ class _Evaluation:
         return ""
 
     def _tick(self) -> None:
-        if self._stop.is_set():
+        if self._asked_to_stop.is_set():
             raise StoppedError("stopped; nothing was written")
-        total = 2 * len(self._config.measured_dirs) + 1
+        config = self._config
+        total = 2 * len(config.measured_dirs) + len(config.baselines) + 1
         self._report(min(self._done, total), total, {})
         self._done += 1
 
 
 def _scores(answered: OpenQaEvaluation) -> Values:
     scores = {comparisons.recall_name(k): hits for k, hits in answered.recall.items()}
-    scores[comparisons.EXACT_MATCH] = answered.exact_match
-    if answered.f1 is not None:
-        scores[comparisons.F1] = answered.f1
-    return scores
+    return scores | _answer_scores(answered)
+
+
+def _answer_scores(answered: OpenQaEvaluation) -> Values:
+    scores = {comparisons.EXACT_MATCH: answered.exact_match}
+    return scores if answered.f1 is None else scores | {comparisons.F1: answered.f1}
+
+
+def _reading(answered: OpenQaEvaluation) -> Values:
+    scores = _answer_scores(answered)
+    if not answered.retrieved.size:
+        return scores
+    return {**scores, comparisons.ANSWER_READ: answered.answer_read}

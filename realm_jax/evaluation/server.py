@@ -11,7 +11,8 @@ block neither other connections nor /status, and are dropped once their sender h
 Nobody is asked for a password, so the pages of others must not get answers by way of a
 browser here: the Host of a request has to be one of this server (DNS rebinding), a
 question that is posted has to be of a type that a browser sends to its own site only,
-and one in an address must not be from a page of another site (`Sec-Fetch-Site`).
+and one in an address must not be from a page of another site (`Sec-Fetch-Site`), unless
+a person has followed a link there, which leaves that page for this one.
 """
 
 import asyncio
@@ -250,7 +251,8 @@ class _Handlers:
         reply, problem, status = None, "", 200
         if question is not None:
             # An image of any page would have the model work for it.
-            if request.headers.get("Sec-Fetch-Site") == "cross-site":
+            is_foreign = request.headers.get("Sec-Fetch-Site") == "cross-site"
+            if is_foreign and not _is_followed_link(request):
                 return _refuse(
                     "expected a question from this page, got one from another site; "
                     f"open http://{request.host} and ask there",
@@ -321,6 +323,16 @@ class _Handlers:
             )
         finally:
             self.waiting.discard(request.protocol)
+
+
+def _is_followed_link(request: web.Request) -> bool:
+    """Returns whether a person has clicked, and sees this page in place of another."""
+    wanted = {
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+        "Sec-Fetch-User": "?1",
+    }
+    return all(request.headers.get(name) == value for name, value in wanted.items())
 
 
 def _question_of(data: bytes) -> str:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from realm_jax import multihost
 from realm_jax.data.blocks import read_info
 from realm_jax.data.versions import newest_version
 from realm_jax.errors import StoppedError
@@ -41,9 +42,9 @@ def follow(
       BadInputError: as in `run`.
     """
     measured: State | None = None
-    while not stop.is_set():
-        newest = newest_version(config.corpus)
-        state = _state(config, newest)
+    asked_to_stop = multihost.StopRequest(stop)
+    while not asked_to_stop.is_set():
+        newest, state = multihost.run_on_primary(lambda: _newest(config))
         if measured is None or state not in (measured, None):
             try:
                 data = run(_of_version(config, newest), report, stop)
@@ -54,20 +55,23 @@ def follow(
         stop.wait(poll_seconds)
 
 
-def _of_version(config: EvaluateConfig, newest: Path) -> EvaluateConfig:
-    if newest.resolve() == Path(config.corpus).resolve():
+def _of_version(config: EvaluateConfig, newest: str) -> EvaluateConfig:
+    if Path(newest).resolve() == Path(config.corpus).resolve():
         return config
     return dataclasses.replace(
-        config, corpus=str(newest), allow_corpus_mismatch=True, masked_task=""
+        config, corpus=newest, allow_corpus_mismatch=True, masked_task=""
     )
 
 
-def _state(config: EvaluateConfig, newest: Path) -> State | None:
-    """Returns the state that would be evaluated now, None while a stage trains."""
-    steps = []
+def _newest(config: EvaluateConfig) -> tuple[str, State | None]:
+    """Returns the newest version of the corpus, and what would be evaluated now.
+
+    That is None while a stage trains.
+    """
+    newest, steps = newest_version(config.corpus), []
     for model_dir in config.measured_dirs:
         found = open_run(model_dir)
         if found is None or not found.has_ended:
-            return None
+            return str(newest), None
         steps.append(found.step)
-    return read_info(newest)["fingerprint"], tuple(steps)
+    return str(newest), (read_info(newest)["fingerprint"], tuple(steps))

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
@@ -42,10 +43,17 @@ SearcherT = TypeVar("SearcherT")
 
 @dataclasses.dataclass(frozen=True)
 class LoadedIndex(Generic[SearcherT]):
-    """An index ready to be searched, and its manifest."""
+    """An index ready to be searched.
+
+    Attributes:
+      searcher: searches it.
+      manifest: its manifest.
+      rows: its embeddings on the host, if the source keeps them.
+    """
 
     searcher: SearcherT
     manifest: Manifest
+    rows: Float[np.ndarray, "block projection"] | None = None
 
     def staleness(self, step: int) -> "Staleness":
         """Returns how far the index lags behind the trainer at `step`.
@@ -79,6 +87,7 @@ class IndexSource:
       device: how they search.
       donors: other model directories whose indexes may have the same document tower,
         such as that of the previous stage.
+      keeps_rows: whether loaded indexes have their embeddings on the host, too.
     """
 
     model_store: Store
@@ -89,6 +98,7 @@ class IndexSource:
     mesh: Mesh | None = None
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     donors: Sequence[str] = ()
+    keeps_rows: bool = False
 
     def __post_init__(self):
         if self.searcher == "scann":
@@ -155,7 +165,9 @@ class IndexSource:
           MismatchedSnapshotError: the snapshot is of another corpus or model.
         """
         self.series.verify(manifest, self.expectation())
-        return LoadedIndex(self.make_searcher(self.series, manifest), manifest)
+        searcher = self.make_searcher(self.series, manifest)
+        rows = self.series.read_array(manifest, EMBEDDINGS) if self.keeps_rows else None
+        return LoadedIndex(searcher, manifest, rows)
 
     def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
         """Requires that an index was embedded with exactly these parameters.

@@ -64,16 +64,20 @@ class PrepareConfig:
       lowercase: whether text is lowercased; None as the files beside the vocabulary
         say (see `load_vocabulary`), which a value must not contradict. One that is
         trained is lowercase by default.
-      strip_accents: whether accents are removed; None likewise, else as BERT, which
-        strips them if it lowercases. False for scripts that this would decompose, such
-        as Hangul.
+      strip_accents: whether accents are removed; None as for `lowercase`, else as BERT,
+        which strips them if it lowercases. False for scripts that this would decompose,
+        such as Hangul.
       chunk_length: wordpieces of a block, title and special pieces included.
-      tagger: tagger of salient spans, see `taggers.tagger_by_name`.
+      tagger: tagger of salient spans: "spacy", "rules", "given" (only the spans that
+        articles bring), "checkpoint:FOLDER" (a BERT token classifier) or "auto", which
+        is spaCy where it is installed, else rules.
       questions: JSON lines of questions, or "".
       query_length: wordpieces of a masked sentence or a question.
       inverse_cloze_query_length: wordpieces of an inverse cloze query.
       max_masks: masked wordpieces that are scored.
-      validation_fraction: share of the articles that are held out from training.
+      validation_fraction: share of the articles, by a hash of their id, that no
+        training example is made from; at least one, and of a single article a share of
+        its blocks.
       examples: the corpus's own tasks to materialise, such as "salient" or
         `<name>_salient`; empty for ict, salient and questions. Where there is little to
         mask in it as salient: terms, random_spans or random_tokens.

@@ -23,11 +23,12 @@ from realm_jax.data.corpus_size import of_corpus
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.embed import local_mesh, place_locally
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.finetune import FinetuneConfig, QuestionInputs
+from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.lease import Lease
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.question_inputs import QuestionInputs
 from realm_jax.training.refresh import (
     Refresher,
     RefreshMode,
@@ -174,11 +175,14 @@ def _require_supported(config: Config) -> None:
             found = f"REFRESH_MODE={config.refresh_mode!r} and write_back"
         if config.embeddings_from_index:
             found = "embeddings_from_index"
+    if isinstance(config, FinetuneConfig) and config.is_refreshed:
+        found = f"REFRESH_MODE={config.refresh_mode!r} for fine-tuning"
     if found:
         raise BadInputError(
             "expected PAIRS_TASK alone for a warm start by T5X, and for pre-training "
             "an index that comes from snapshots and embeddings that the step computes, "
-            f"got {found}; train with `realm {config.stage.command}`, or change it"
+            f"and for fine-tuning the first index, got {found}; train with "
+            f"`realm {config.stage.command}`, or change it"
         )
 
 
@@ -232,7 +236,8 @@ class _Questions(_Inputs):
 
     def __init__(self, run: T5XStage, config: FinetuneConfig):
         local = dataclasses.replace(config, batch_size=run.local_batch_size)
-        self._inputs = QuestionInputs(run, local, run.stop)
+        index = finetune.frozen_index(run, local, run.stop)
+        self._inputs = QuestionInputs(run, local, index)
 
     def at(self, step: int, state: TrainState) -> Any:
         return self._inputs.at(step, state)

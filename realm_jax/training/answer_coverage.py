@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.search import search_questions
-from realm_jax.data.examples import Examples
+from realm_jax.data.examples import Batched
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.searchers import Searcher
@@ -27,7 +27,7 @@ def require_answers(
     config: RetrieverConfig,
     params: PyTree,
     searcher: Searcher,
-    examples: Examples,
+    examples: Batched,
     labels: AnswerLabels,
     num_retrieved: int,
     batch_size: int,

@@ -31,6 +31,10 @@ HELD_OUT_UTILITY = "held_out_utility"
 DEV_EXACT_MATCH = "dev_exact_match"
 """In a checkpoint's details, if it was measured: exact match on held-out questions."""
 
+ENDED_EARLY = "ended_early"
+"""In a checkpoint's details: whether its run has ended with fewer updates than it was
+to make."""
+
 _SCORES = (HELD_OUT_UTILITY, DEV_EXACT_MATCH)
 """The score of a checkpoint, higher is better: of pre-training, and of fine-tuning."""
 

@@ -22,7 +22,12 @@ from realm_jax.data.questions import (
 )
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import is_right
-from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, all_details
+from realm_jax.training.checkpoint_manifests import (
+    DEV_EXACT_MATCH,
+    ENDED_EARLY,
+    add_detail,
+    all_details,
+)
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.stage import CheckpointDetails, Stage
 from realm_jax.training.step_timing import Part
@@ -32,6 +37,12 @@ _TRAINED_ON = "train"
 
 _MEASURED_ON = "dev_questions"
 """In a checkpoint's details: fingerprint of the questions that it was measured on."""
+
+_HIGHEST = "highest_dev_exact_match"
+"""In a checkpoint's details: the highest exact match so far."""
+
+_WITHOUT_BETTER = "evaluations_without_better"
+"""In a checkpoint's details: measurements since that one."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +85,9 @@ class DevExactMatch:
     """Answers the same questions every so many updates; keeps the best checkpoint.
 
     `measure` belongs before the line of metrics, `save_if_best` after it.
+
+    Attributes:
+      kept: the checkpoints that remain.
     """
 
     def __init__(
@@ -81,6 +95,7 @@ class DevExactMatch:
         stage: Stage[Any],
         questions: list[Question],
         period: int,
+        patience: int | None = None,
     ):
         """Prepares to measure, computing nothing yet.
 
@@ -89,6 +104,8 @@ class DevExactMatch:
           questions: the questions, of which none is trained on; without any nothing is
             measured, and no checkpoint is the best.
           period: updates between two measurements; the last update has one, too.
+          patience: measurements without a higher exact match than before, after which
+            the run has ended; None for no such end.
 
         Raises:
           BadInputError: the run has measured itself on other questions.
@@ -98,9 +115,14 @@ class DevExactMatch:
         self._period = period
         self._fingerprint = questions_fingerprint(questions)
         self._require_same_questions()
-        self._kept = KeptCheckpoints(stage.model_store)
+        self.kept = KeptCheckpoints(stage.model_store)
         self._measured: dict[str, float] = {}
         self._is_best = False
+        self._patience = patience
+        found = stage.details or {}
+        self._highest: float | None = found.get(_HIGHEST)
+        self._without_better: int = found.get(_WITHOUT_BETTER, 0)
+        self._is_missing = bool(found) and DEV_EXACT_MATCH not in found
 
     @property
     def is_due(self) -> bool:
@@ -113,6 +135,16 @@ class DevExactMatch:
         is_time = self._stage.step % self._period == 0 or self._stage.is_done
         return bool(self._questions) and is_time
 
+    @property
+    def is_missing(self) -> bool:
+        """True if the restored state was to be measured, and was not."""
+        return self._is_missing and self.is_time
+
+    @property
+    def has_ended(self) -> bool:
+        """True if training is to end early: exact match has long not been higher."""
+        return self._patience is not None and self._without_better >= self._patience
+
     def measure(self, answerer: Answerer) -> None:
         """Measures the state of the stage.
 
@@ -122,11 +154,15 @@ class DevExactMatch:
         Raises:
           BadInputError: the parameters are not finite.
         """
+        self._is_missing = False
         stage, began = self._stage, time.perf_counter()
         stage.require_finite(stage.state.params)
         with stage.stopwatch.part(Part.SWAP):
             value = float(self.exact_match(answerer).mean())
-        self._is_best = self._kept.note_score(stage.step, DEV_EXACT_MATCH, value)
+        self._is_best = self.kept.note_score(stage.step, DEV_EXACT_MATCH, value)
+        is_higher = self._highest is None or value > self._highest
+        self._highest = value if is_higher else self._highest
+        self._without_better = 0 if is_higher else self._without_better + 1
         self._measured = {
             DEV_EXACT_MATCH: value,
             "dev_seconds": time.perf_counter() - began,
@@ -137,6 +173,12 @@ class DevExactMatch:
                 *(stage.step, 100 * value, len(self._questions)),
                 ", the best" if self._is_best else "",
             )
+            if self.has_ended:
+                _log.info(
+                    "step %d: the last of %d measurements without a better one; "
+                    "training ends here",
+                    *(stage.step, self._without_better),
+                )
 
     def exact_match(self, answerer: Answerer) -> Float[np.ndarray, " question"]:
         """Returns 1.0 for each question that is answered correctly, else 0.0."""
@@ -159,7 +201,25 @@ class DevExactMatch:
         """Returns the details of a checkpoint, with its score if it was measured."""
         if self._questions:
             details = {**details, _MEASURED_ON: self._fingerprint}
-        return self._kept.add(self._stage.step, details)
+        if self._highest is not None:
+            details = {
+                **details,
+                _HIGHEST: self._highest,
+                _WITHOUT_BETTER: self._without_better,
+                ENDED_EARLY: self.has_ended,
+            }
+        return self.kept.add(self._stage.step, details)
+
+    def note(self) -> None:
+        """Adds what is known of the restored state to the details of its checkpoint."""
+        stage, found = self._stage, self.details({})
+        self._is_best = False  # As a checkpoint it exists already.
+
+        def add() -> None:
+            for name, value in found.items():
+                add_detail(stage.model_store, stage.step, name, value)
+
+        multihost.run_on_primary(add)
 
     def _require_same_questions(self) -> None:
         store = self._stage.model_store

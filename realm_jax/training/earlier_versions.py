@@ -10,8 +10,8 @@ from realm_jax.data.batch_order import Spans
 from realm_jax.run_record import RunRecord, Trained
 from realm_jax.stages import FINETUNE
 
-# The settings that a resumed run keeps, of every stage and of training on sentences,
-# with the value of the latter where they were not recorded.
+# The settings that a resumed run keeps: of every stage, and of training on sentences or
+# on questions with the values that they had where they were not recorded.
 _DATA_ORDER = (
     *("task", "batch_size", "seed", "pairs_task", "reader_batch_size", "mixture"),
     *("marginalization", "max_span", "span_layer_norm_epsilon"),
@@ -21,6 +21,7 @@ _OF_SENTENCES = {
     "span_scorer": False,
     "score_unmasked": False,
 }
+_OF_QUESTIONS = {"refreshes_index": None, "more_tasks": None}
 
 
 def trained_by_earlier_version(
@@ -35,8 +36,8 @@ def trained_by_earlier_version(
     if "model" not in details:
         return None
     order = {name: details[name] for name in _DATA_ORDER if name in details}
-    if details.get("stage") != FINETUNE.name:
-        order |= {name: details.get(name, of) for name, of in _OF_SENTENCES.items()}
+    of_stage = _OF_QUESTIONS if details.get("stage") == FINETUNE.name else _OF_SENTENCES
+    order |= {name: details.get(name, of) for name, of in of_stage.items()}
     answering = dict(details.get("answering", {}))
     started_with = "" if record is None else record.settings.get("corpus", "")
     return Trained(

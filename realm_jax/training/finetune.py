@@ -1,30 +1,28 @@
-"""Open-QA fine-tuning of query tower and span reader over a frozen document index.
+"""Open-QA fine-tuning of retriever and span reader on questions.
 
-ORQA, section 5; REALM, section 3.4. The document tower stays as pre-training left it,
-so its index is built once and is used to the end of training, and by evaluation. With
-held-out questions the checkpoint that answers most of them is kept beside the newest,
-and is the one that is evaluated and asked (`dev_exact_match.py`).
+ORQA, section 5; REALM, section 3.4. There the document tower stays as pre-training left
+it, so its index is built once and is used to the end of training, and by evaluation. As
+an extension the index follows the retriever (`question_index.py`), and the document
+tower is trained through the best blocks of each question. With held-out questions the
+checkpoint that answers most of them is kept beside the newest, and is the one that is
+evaluated and asked (`dev_exact_match.py`).
 """
 
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 from jax.sharding import Mesh
 
 from realm_jax import multihost, ranges
-from realm_jax.answering.reader import Answerer
 from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.data.mixture import CYCLE, common_specs
 from realm_jax.data.questions import question_specs
 from realm_jax.errors import BadInputError
-from realm_jax.index.answer_labels import AnswerLabels
-from realm_jax.index.candidates import question_candidates
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
@@ -32,18 +30,23 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
-from realm_jax.training.answer_coverage import require_answers
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
-from realm_jax.training.search_ahead import SearchAhead
+from realm_jax.training.question_index import FrozenIndex, RefreshedIndex
+from realm_jax.training.question_inputs import DOCUMENTS, QuestionInputs, on_devices
+from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage import Stage, StageParts
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
-from realm_jax.training.state import TrainState
-from realm_jax.training.update_shapes import UpdateShapes, batch_of, shapes_of
-from realm_jax.types import Neighbours, QuestionBatch
+from realm_jax.training.update_shapes import (
+    UpdateShapes,
+    batch_of,
+    rows_of_batch,
+    shapes_of,
+)
+from realm_jax.types import QuestionBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +87,38 @@ class AnsweringConfig:
         )
 
 
+REFRESHES_INDEX = "refreshes_index"
+"""In the record of a run: whether its index followed the retriever, else None."""
+
+MORE_TASKS = "more_tasks"
+"""In the record of a run: the tasks beside `task`, with their shares, or None."""
+
 READING = ("marginalization", "max_span", "span_layer_norm_epsilon")
 """Settings of `AnsweringConfig` with which a model must answer as it was trained."""
+
+
+_REFRESH_MODES = (RefreshMode.OFF, RefreshMode.BLOCKING, RefreshMode.ASYNC)
+
+
+def _in_cycle(share: float) -> int:
+    return round(CYCLE * share)
+
+
+def _are_shares(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not ranges.TEXTS.contains([*value]):
+        return False
+    shares = value.values()
+    if not all(map(ranges.SHARE.contains, shares)):
+        return False
+    counts = [*map(_in_cycle, shares)]
+    return all(counts) and sum(counts) < CYCLE
+
+
+_SHARES = ranges.Range(
+    "a dictionary of tasks with their shares, each at least a thousandth and together "
+    "below 1",
+    _are_shares,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +136,23 @@ class FinetuneConfig(StageConfig):
       max_span: length of the longest answer, in wordpieces.
       marginalization: "product" (the paper) or "joint_softmax" (the authors' code).
       span_layer_norm_epsilon: epsilon of the span scorer; 1e-3 in ORQA's readers.
-      embed: how the corpus is embedded, once.
+      embed: how the corpus is embedded here.
+      more_tasks: further question tasks to be trained on, each with its share of all
+        questions, in thousandths; `task` has the rest. See `data/mixture.py`.
+      refresh_mode: "off" searches the first index to the end; "blocking" and "async"
+        (`realm build-index` beside this job) have it follow the retriever.
+      refresh_period: updates between two refreshes.
+      num_embedded: number of the best retrieved blocks that an update embeds itself, so
+        that the document tower is trained through them; the others keep the embeddings
+        of the index. 0 trains no separate document tower.
       questions: JSON lines of questions by which a checkpoint is chosen, or "" for the
         last one.
       questions_split: their split; never the one that is trained on.
       max_questions: the most of them that are answered, evenly spread; None for all.
       evaluation_period: updates between two measurements of exact match on them; one
         more follows the last update.
+      early_stopping: measurements in a row without a higher exact match than before,
+        after which training ends; None to make all updates.
       search_ahead: whether the inputs of the next update are made while one is running,
         of blocks that are found with parameters one update old; see
         `search_ahead.py`. Not where answers are patterns.
@@ -126,10 +169,15 @@ class FinetuneConfig(StageConfig):
     span_layer_norm_epsilon: float = 1e-3
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     search_ahead: bool = True
+    more_tasks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    refresh_mode: str = "off"
+    refresh_period: int = 500
+    num_embedded: int = 0
     questions: str = ""
     questions_split: str = "dev"
     max_questions: int | None = None
     evaluation_period: int = 1000
+    early_stopping: int | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -139,8 +187,14 @@ class FinetuneConfig(StageConfig):
             train_num_read=ranges.whole(1).or_none(),
             max_questions=ranges.whole(1).or_none(),
             evaluation_period=ranges.whole(1),
+            early_stopping=ranges.whole(1).or_none(),
+            refresh_period=ranges.whole(1),
+            num_embedded=ranges.whole(0),
+            more_tasks=_SHARES,
         )
         self.answering()  # Checks the settings that both have.
+        require_one_of("REFRESH_MODE", self.refresh_mode, _REFRESH_MODES)
+        self._require_consistent()
         for read in (self.num_read, self.blocks_per_update):
             if read > self.num_retrieved:
                 raise BadInputError(
@@ -148,21 +202,84 @@ class FinetuneConfig(StageConfig):
                     f"got {read}; the blocks that are read are the best retrieved"
                 )
 
+    def _require_consistent(self) -> None:
+        """Requires settings that make sense together."""
+        if self.early_stopping is not None and not self.questions:
+            raise BadInputError(
+                "expected QUESTIONS, by whose exact match training ends early, got "
+                f"none with EARLY_STOPPING={self.early_stopping}; give both or neither"
+            )
+        if self.task in self.more_tasks:
+            raise BadInputError(
+                f"expected other tasks than TASK in MORE_TASKS, got {self.task!r}; it "
+                "has what the shares of the others leave"
+            )
+        if self.num_embedded > self.num_retrieved:
+            raise BadInputError(
+                f"expected NUM_EMBEDDED of at most {self.num_retrieved} "
+                f"(NUM_RETRIEVED), got {self.num_embedded}; the best retrieved blocks "
+                "are embedded"
+            )
+        if self.num_embedded and not self.is_refreshed:
+            raise BadInputError(
+                'expected REFRESH_MODE="blocking" or "async" with NUM_EMBEDDED='
+                f"{self.num_embedded}, got {self.refresh_mode!r}: the index would be "
+                "of another document tower than the one that trains"
+            )
+        if self.is_refreshed and frozen_parameters(self):
+            raise BadInputError(
+                "expected NUM_EMBEDDED above 0, or one shared tower, with REFRESH_MODE="
+                f'"{self.refresh_mode}", got 0 with two towers: the document tower '
+                "would not change, and its index be made again for nothing"
+            )
+
+    @property
+    def is_refreshed(self) -> bool:
+        """True if the index follows the retriever."""
+        return self.refresh_mode != RefreshMode.OFF.value
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """See `StageConfig`."""
+        return [*super().tasks, *self.more_tasks]
+
+    @property
+    def shares(self) -> list[int]:
+        """Of each of the tasks, how many of `CYCLE` questions are its."""
+        others = [_in_cycle(share) for share in self.more_tasks.values()]
+        return [CYCLE - sum(others), *others]
+
     @property
     def blocks_per_update(self) -> int:
         """Blocks that an update reads for each question."""
         return self.num_read if self.train_num_read is None else self.train_num_read
 
+    def num_neighbours(self, num_blocks: int) -> int:
+        """Returns how many blocks an update searches for in a corpus of `num_blocks`.
+
+        With fewer blocks in the corpus than are read, some slots stay empty.
+        """
+        read = max(self.num_read, self.blocks_per_update, self.num_embedded)
+        return max(read, min(self.num_retrieved, num_blocks))
+
     @property
     def index_use(self) -> IndexUse:
-        """An index that is built once, at the start."""
+        """An index that is built once, at the start, or refreshed."""
         embed = self.embed.at_length(self.models.lengths.document)
-        return IndexUse(self.searcher, embed)
+        if not self.is_refreshed:
+            return IndexUse(self.searcher, embed)
+        mode = RefreshMode(self.refresh_mode)
+        is_blocking = mode is RefreshMode.BLOCKING
+        rebuilds = self.train_steps / self.refresh_period if is_blocking else 0.0
+        return IndexUse(self.searcher, embed, rebuilds, mode)
 
     def data_order(self) -> dict[str, Any]:
         """Returns the settings a resumed run must keep, with those of span scoring."""
         order = {**super().data_order(), **self.answering().reading()}
         del order["spans"]  # Questions have none to draw from.
+        # None, as of runs that are older than these settings.
+        order[REFRESHES_INDEX] = self.is_refreshed or None
+        order[MORE_TASKS] = dict(self.more_tasks) or None
         return order
 
     def recorded(self) -> dict[str, Any]:
@@ -213,34 +330,95 @@ def run(
         attempt=attempt,
     )
     with contextlib.closing(stage):
-        if stage.is_done:
+        if stage.is_done and not config.is_refreshed:
             return True
-        dev = DevExactMatch(stage, questions, config.evaluation_period)
-        inputs = QuestionInputs(stage, config, stop)
-        loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
+        dev = DevExactMatch(
+            stage, questions, config.evaluation_period, config.early_stopping
+        )
+        with make_index(stage, config, stop) as index:
+            if dev.has_ended:
+                dev.note()
+            elif not stage.is_done or dev.is_missing:
+                _train(stage, config, index, dev, report, stop)
+            has_ended = stage.is_done or dev.has_ended
+            if has_ended:
+                index.finish()
+    return has_ended
 
-        def details() -> Mapping[str, Any]:
-            return dev.details(inputs.details())
 
-        with train_loop(stage, loss, report, stop, details) as loop:
-            for done in loop:
-                loop.update(inputs.at(done, stage.state))
-                if dev.is_time:
-                    dev.measure(inputs.answerer(stage.state))
-                loop.log(dev.take, now=dev.is_due)
-                dev.save_if_best(details)
-                loop.save_if_due()
-        return stage.is_done
+def _train(
+    stage: Stage[SpanReader],
+    config: FinetuneConfig,
+    index: FrozenIndex,
+    dev: DevExactMatch,
+    report: Report,
+    stop: threading.Event,
+) -> None:
+    """Trains until the last update, a stop or an early end: the loop of fine-tuning.
+
+    A refresh comes before the update that searches, and before measuring, so that exact
+    match is that of the newest index there can be.
+    """
+    index.keep(dev.kept)
+    inputs = QuestionInputs(stage, config, index)
+    loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
+
+    def details() -> Mapping[str, Any]:
+        found = dev.details({**inputs.details(), **index.details()})
+        index.keep(dev.kept)
+        return found
+
+    def values() -> Mapping[str, float]:
+        return {**index.metrics(), **dev.take()}
+
+    with train_loop(stage, loss, report, stop, details) as loop:
+        if config.is_refreshed and dev.is_missing:
+            # The refresh before it was stopped, and the state saved.
+            index.refresh()
+            dev.measure(inputs.answerer(stage.state))
+            dev.note()
+        for done in loop:
+            if dev.has_ended:
+                break
+            index.refresh()
+            loop.update(inputs.at(done, stage.state))
+            if dev.is_time:
+                index.refresh()
+                dev.measure(inputs.answerer(stage.state))
+            loop.log(values, now=dev.is_due)
+            dev.save_if_best(details)
+            loop.save_if_due()
 
 
 def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
-    """Returns the path of the document tower; none if the towers are shared.
+    """Returns the path of the document tower; none if it is shared or trained.
 
-    A shared tower trains, and only its index is frozen: the query side moves away from
-    the index it searches, as in the authors' code.
+    A shared tower trains in any case. Without a refresh only its index is frozen: the
+    query side moves away from the index it searches, as in the authors' code.
     """
     shared = config.models.retriever_config(vocab_size=1).shared
-    return () if shared else ("retriever/document_tower",)
+    is_trained = shared or config.num_embedded
+    return () if is_trained else ("retriever/document_tower",)
+
+
+def make_index(
+    stage: Stage[Any], config: FinetuneConfig, stop: threading.Event
+) -> FrozenIndex:
+    """Returns the index that a run searches, which is still to be opened."""
+    if not config.is_refreshed:
+        return frozen_index(stage, config, stop)
+    mode = RefreshMode(config.refresh_mode)
+    source = stage.index_source(config.searcher, config.embed)
+    return RefreshedIndex(stage, source, stop, mode, config.refresh_period)
+
+
+def frozen_index(
+    stage: StageParts[Any], config: FinetuneConfig, stop: threading.Event
+) -> FrozenIndex:
+    """Returns the index of a run without a refresh, which is still to be opened."""
+    source = stage.index_source(config.searcher, config.embed)
+    trained = "" if frozen_parameters(config) else "shared tower"
+    return FrozenIndex(stage, source, stop, trained)
 
 
 def make_loss(
@@ -264,144 +442,25 @@ def update_shapes(
 ) -> UpdateShapes:
     """Returns what an update of a run is compiled for; see `UpdateShapes`."""
     lengths, size = config.models.lengths, config.batch_size
-    specs = corpus.specs.get(config.task, question_specs(lengths.query))
-    questions = batch_of(QuestionBatch, specs, size, mesh)
+    usual = question_specs(lengths.query)
+    # A model that only answers has no task.
+    specs = {task: corpus.specs.get(task, usual) for task in config.tasks or ("",)}
+    questions = batch_of(QuestionBatch, common_specs(specs), size, mesh)
     sizes = {
         "batch": size,
-        "neighbour": _num_neighbours(config, corpus.num_blocks),
+        "neighbour": config.num_neighbours(corpus.num_blocks),
         "projection": retriever.config.projection_size,
         "candidate": config.blocks_per_update,
         "joined": lengths.joined,
         "span": lengths.joined * config.max_span,
     }
-    inputs = shapes_of(FinetuneInputs, sizes, mesh, questions=_on_devices(questions))
+    documents = {}
+    if config.num_embedded:
+        ids = (size, config.num_embedded, lengths.document)
+        documents = dict.fromkeys(DOCUMENTS, rows_of_batch(ids, "int32", mesh))
+    inputs = shapes_of(
+        *(FinetuneInputs, sizes, mesh), questions=on_devices(questions), **documents
+    )
     reader = config.make_reader(retriever.config.bert)
     loss = make_loss(config, retriever, reader)
     return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
-
-
-def _num_neighbours(config: FinetuneConfig, num_blocks: int) -> int:
-    """Returns how many blocks are searched for.
-
-    With fewer blocks in the corpus than are read, some slots stay empty.
-    """
-    read = max(config.num_read, config.blocks_per_update)
-    return max(read, min(config.num_retrieved, num_blocks))
-
-
-def _on_devices(questions: QuestionBatch) -> QuestionBatch:
-    """Returns questions without their texts, which are compared on the host only."""
-    return questions.replace(answer_patterns=None, answer_texts=None)
-
-
-class QuestionInputs:
-    """Searches, reads and labels the questions of a step."""
-
-    def __init__(
-        self,
-        stage: StageParts[SpanReader],
-        config: FinetuneConfig,
-        stop: threading.Event,
-    ):
-        """Opens the questions, and the index or builds it.
-
-        Args:
-          stage: the run, with its initial state.
-          config: its configuration.
-          stop: ends embedding.
-
-        Raises:
-          BadInputError: no answer is in a retrieved block, or the index is missing.
-          StoppedError: stopped while the corpus was being embedded.
-        """
-        self._stage = stage
-        self._config = config
-        self._examples = stage.open_examples(config.task, "train", of_corpus=False)
-        self._labels = AnswerLabels(stage.corpus, config.max_span)
-        source = stage.index_source(config.searcher, config.embed)
-        self._index = source.open_first(
-            stage.state.params["retriever"],
-            stop,
-            resumes=stage.details is not None,
-            trained="" if frozen_parameters(config) else "shared tower",
-        )
-        self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
-        num_neighbours = _num_neighbours(config, stage.corpus.num_blocks)
-        if stage.details is None:
-            require_answers(
-                *(stage.retriever_config, stage.state.params["retriever"]),
-                *(self._index.searcher, self._examples, self._labels),
-                *(num_neighbours, config.batch_size),
-            )
-        self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
-            stage.retriever_config,
-            lambda questions: questions.question_ids,
-            self._gather,
-            num_neighbours=num_neighbours,
-            mesh=stage.mesh,
-            batch_size=config.batch_size,
-            # Only in the main thread can a pattern that never ends be stopped.
-            ahead=config.search_ahead
-            and "answer_patterns" not in self._examples.features,
-            stopwatch=stage.stopwatch,
-        )
-        self._search.resume(stage.details or {}, self._questions_at)
-
-    def packed_lengths(self) -> PackedLengths | None:
-        """Returns the length of rows that two documents share; None to pack none."""
-        return self._stage.packed_lengths(
-            self._examples.features["question_ids"],
-            num_documents=0,  # Their embeddings are the index's.
-            num_joined=self._config.batch_size * self._config.blocks_per_update,
-        )
-
-    def at(self, step: int, state: TrainState) -> FinetuneInputs:
-        """Returns the inputs of the next update."""
-        retriever = state.params["retriever"]
-        return self._search(step, retriever, self._index, self._questions_at)
-
-    def details(self) -> Mapping[str, Any]:
-        """Returns what a checkpoint has to hold of the inputs after it."""
-        return self._search.details()
-
-    def answerer(self, state: TrainState) -> Answerer:
-        """Returns the model of a state, which answers from the index of this run."""
-        config, stage = self._config, self._stage
-        return Answerer(
-            retriever=stage.retriever_config,
-            reader=stage.reader,
-            params=state.params,
-            corpus=stage.corpus,
-            searcher=self._index.searcher,
-            num_read=config.num_read,
-            lengths=config.models.lengths,
-            marginalization=AnswerMarginalization(config.marginalization),
-            batch_size=config.batch_size,
-            mesh=stage.mesh,
-        )
-
-    def _questions_at(self, step: int) -> QuestionBatch:
-        return QuestionBatch(**self._stage.batch(self._examples, step))
-
-    def _gather(
-        self, questions: QuestionBatch, neighbours: Neighbours
-    ) -> FinetuneInputs:
-        lengths = self._config.models.lengths
-        candidates = question_candidates(
-            self._stage.corpus,
-            neighbours,
-            questions.question_ids,
-            num_candidates=self._config.blocks_per_update,
-            document_length=lengths.document,
-            joined_length=lengths.joined,
-        )
-        block_ids = np.asarray(neighbours.ids)
-        return FinetuneInputs(
-            questions=_on_devices(questions),
-            block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
-            block_valid=block_ids >= 0,
-            block_has_answer=self._labels.blocks(questions, block_ids),
-            joined_ids=candidates.joined_ids,
-            joined_segment_ids=candidates.joined_segment_ids,
-            span_is_answer=self._labels.spans(questions, candidates),
-        )

@@ -13,23 +13,25 @@ from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives import open_qa
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training.model_calls import run_model, split_key
-from realm_jax.training.packed_updates import PackedLengths, compute_packed
+from realm_jax.training.packed_updates import PackedLengths, Sequences, compute_packed
 from realm_jax.training.step import Loss
 from realm_jax.types import Array, QuestionBatch
 
 
 @flax.struct.dataclass
 class FinetuneInputs:
-    """Questions with the blocks that the frozen index found.
+    """Questions with the blocks that the index found.
 
     Attributes:
       questions: the questions of the step.
-      block_embeddings: frozen embeddings of the retrieved blocks, best first.
+      block_embeddings: the index's embeddings of the retrieved blocks, best first.
       block_valid: False for an empty slot.
       block_has_answer: whether the block's body contains an answer.
       joined_ids, joined_segment_ids: question and body of the blocks that are read,
         which are the first of the retrieved ones.
       span_is_answer: for each of the reader's spans, whether it is an answer.
+      document_ids, document_segment_ids: the blocks that the step embeds itself, which
+        are the first of the retrieved ones; None to embed none.
     """
 
     questions: QuestionBatch
@@ -39,14 +41,20 @@ class FinetuneInputs:
     joined_ids: Int[Array, "batch candidate joined"]
     joined_segment_ids: Int[Array, "batch candidate joined"]
     span_is_answer: Bool[Array, "batch candidate span"]
+    document_ids: Int[Array, "batch embedded document"] | None = None
+    document_segment_ids: Int[Array, "batch embedded document"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneLoss(Loss):
-    """Retriever loss plus reader loss over a frozen index (ORQA, section 5).
+    """Retriever loss plus reader loss (ORQA, section 5).
+
+    Of the retrieved blocks, those that the inputs have as documents are embedded with
+    live parameters, so that the document tower has a gradient through them. Those
+    behind them keep the index's embeddings, which are constants.
 
     Attributes:
-      retriever: embeds questions.
+      retriever: embeds questions, and documents where it is trained on them.
       reader: scores the spans of documents.
       marginalization: over which documents the reader's probabilities are summed.
       microbatches: see `model_calls.py`.
@@ -67,7 +75,7 @@ class FinetuneLoss(Loss):
         loss, metrics, packed = compute_packed(
             self._compute,
             self.packing,
-            lambda lengths: [(inputs.joined_ids, lengths.joined)],
+            lambda lengths: _packable(lengths, inputs),
             self.microbatches,
             *(params, inputs, key),
         )
@@ -80,7 +88,9 @@ class FinetuneLoss(Loss):
         inputs: FinetuneInputs,
         key: jax.Array,
     ) -> tuple[Array, Means]:
-        queries, reading = split_key(key, 2)
+        # Two keys where no document is embedded, as ever.
+        count = 2 if inputs.document_ids is None else 3
+        queries, reading, *documents = split_key(key, count)
         embeddings = run_model(
             self.retriever,
             params["retriever"],
@@ -89,7 +99,8 @@ class FinetuneLoss(Loss):
             key=queries,
             microbatches=self.microbatches,
         )
-        scores = jnp.einsum("bp,bnp->bn", embeddings, inputs.block_embeddings)
+        blocks = self._embed_blocks(packing, params, inputs, *documents)
+        scores = jnp.einsum("bp,bnp->bn", embeddings, blocks)
         scores = jnp.where(inputs.block_valid, scores, -jnp.inf)
         spans: SpanScores = run_model(
             self.reader,
@@ -118,7 +129,38 @@ class FinetuneLoss(Loss):
             "answer_retrieved": mean_of(result.retriever_count, result.count),
             "answer_read": mean_of(result.reader_count, result.count),
             "padding_share": padding_share(
-                inputs.questions.question_ids,
-                packed=[(inputs.joined_ids, packing.joined)],
+                inputs.questions.question_ids, packed=_packable(packing, inputs)
             ),
         }
+
+    def _embed_blocks(
+        self,
+        packing: PackedLengths,
+        params: PyTree,
+        inputs: FinetuneInputs,
+        key: jax.Array | None = None,
+    ) -> Float[Array, "batch neighbour projection"]:
+        """Returns live embeddings of the first blocks, the index's of the others."""
+        ids, segment_ids = inputs.document_ids, inputs.document_segment_ids
+        if ids is None or segment_ids is None:
+            return inputs.block_embeddings
+        live = run_model(
+            self.retriever,
+            params["retriever"],
+            ids,
+            segment_ids,
+            method="embed_documents",
+            key=key,
+            microbatches=self.microbatches,
+            packed_length=packing.document,
+        )
+        others = inputs.block_embeddings[:, live.shape[1] :]
+        return jnp.concatenate([live, others], axis=1)
+
+
+def _packable(lengths: PackedLengths, inputs: FinetuneInputs) -> Sequences:
+    """Returns the sequences that are packed, and the length of their rows."""
+    joined = inputs.joined_ids, lengths.joined
+    if inputs.document_ids is None:
+        return [joined]
+    return [(inputs.document_ids, lengths.document), joined]

@@ -76,7 +76,7 @@ class PretrainConfig(StageConfig):
     """A pre-training run; see `StageConfig` for the shared attributes.
 
     Attributes:
-      task: name of the task of masked sentences.
+      task: name of the task of masked sentences, such as "my_salient".
       num_candidates: documents per example, the null document included.
       own_block: whether one of them is the block that the sentence was taken from, read
         without the sentence, instead of a retrieved one; see `index/own_blocks.py`.
@@ -216,6 +216,7 @@ class PretrainConfig(StageConfig):
             blocking_rebuilds.get(mode, 1.0),
             mode,
             device=self.device,
+            is_in_step=self.searcher == "device",
         )
 
     def data_order(self) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from realm_jax.errors import BadInputError
 from realm_jax.run_record import FOLDER, Trained, newest_record, trained_of
 from realm_jax.stages import TRAINING
 from realm_jax.storage import Store, open_store
-from realm_jax.training.checkpoint_manifests import all_details, manifest_name
+from realm_jax.training.checkpoint_manifests import (
+    ENDED_EARLY,
+    all_details,
+    manifest_name,
+)
 from realm_jax.training.earlier_versions import trained_by_earlier_version
 
 TRAINED = "trained"
@@ -36,8 +40,9 @@ class RecordedRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of them are done."""
-        return self.step >= self.train_steps
+        """Whether all of them are done, or the run has ended early."""
+        is_early = self.checkpoints[self.step].get(ENDED_EARLY, False)
+        return is_early or self.step >= self.train_steps
 
     def require(self, stage: str, wanted: Mapping[str, Any]) -> None:
         """Checks that a stage has ended, and the settings wanted of its identity."""

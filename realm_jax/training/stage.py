@@ -15,6 +15,7 @@ from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import AnyFeature, Examples
 from realm_jax.data.features import Example
+from realm_jax.data.mixture import Mixture
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.index.embed import EmbedConfig
@@ -145,7 +146,10 @@ class StageParts(Generic[ReaderT]):
         )
 
     def batch(
-        self, examples: Examples, step: int, batch_size: int | None = None
+        self,
+        examples: Examples | Mixture,
+        step: int,
+        batch_size: int | None = None,
     ) -> Example:
         """Returns this process's rows of the batch of an update.
 

@@ -30,8 +30,9 @@ class IndexUse:
       embed: how the corpus is embedded, at the length of the stage's documents.
       blocking_rebuilds: how often training waits while the whole corpus is embedded.
       refresh: how the index follows the retriever; None for an index that is built once
-        and searched to the end, outside of the step.
+        and searched to the end.
       device: how "device" searches.
+      is_in_step: whether the update itself searches, on the devices.
     """
 
     searcher: str
@@ -39,11 +40,7 @@ class IndexUse:
     blocking_rebuilds: float = 1.0
     refresh: RefreshMode | None = None
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
-
-    @property
-    def is_in_step(self) -> bool:
-        """True if the update itself searches, on the devices."""
-        return self.refresh is not None and self.searcher == "device"
+    is_in_step: bool = False
 
     @property
     def has_builder(self) -> bool:
@@ -70,7 +67,9 @@ class StageConfig:
         larger batch fits; the gradient stays that of the whole batch.
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
-      warm_start: source of the initial parameters; see `warm_start_params`.
+      warm_start: source of the initial parameters: the model directory of an earlier
+        stage, a folder of published weights (docs/weights.md), or "" for random ones;
+        see `warm_start_params`.
       projection: initialization of the retriever's projection if the source of its
         weights has none, "random" or "pca"; see `projection.py`.
       warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by

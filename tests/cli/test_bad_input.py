@@ -68,6 +68,10 @@ def test_command_lines(refuse, inputs):
             tiny_run.arguments("pretrain", inputs, REFRESH_MODE="never"),
             *("REFRESH_MODE", "'never'", "blocking"),
         ),
+        (
+            tiny_run.arguments("finetune", inputs, REFRESH_MODE="rolling"),
+            *("REFRESH_MODE", "'rolling'", "off, blocking, async"),
+        ),
     ):
         refuse(arguments, *words)
 

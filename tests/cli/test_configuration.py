@@ -46,6 +46,7 @@ def test_the_root_logger_is_left_alone(read, tmp_path, monkeypatch, caplog):
 
 CHAIN_FILE = """
 STEPS = 9
+pretrain/WAIT_SECONDS = 60.0
 pretrain/TRAIN_STEPS = 7
 pretrain/BATCH_SIZE = %STEPS
 finetune/TRAIN_STEPS = 5
@@ -93,6 +94,28 @@ class TestMacrosOfACommand:
         (tmp_path / "chain.gin").write_text("pretrain/TRIAN_STEPS = 7\n")
         with pytest.raises(BadInputError, match="TRIAN_STEPS"):
             configured("pretrain")
+
+
+class TestFieldsWithoutAMacro:
+    def test_are_set_by_the_name_of_one(self, configured):
+        assert configured("pretrain").wait_seconds == 60.0
+        for name in ("WAIT_SECONDS", "pretrain/WAIT_SECONDS"):
+            config = configured("pretrain", f"{name}=5", "QUESTIONS_SPLIT=train")
+            assert config.wait_seconds == 5
+            assert config.questions_split == "train"
+
+    def test_what_is_named_for_the_stage_wins(self, configured):
+        given = ["pretrain/WAIT_SECONDS=5", "WAIT_SECONDS=6"]
+        for bindings in (given, given[::-1]):
+            assert configured("pretrain", *bindings).wait_seconds == 5
+
+    def test_are_unknown_to_stages_without_them(self, configured):
+        with pytest.raises(BadInputError, match="unknown macro 'WAIT_SECONDS'"):
+            configured("finetune", "WAIT_SECONDS=5")
+        with pytest.raises(
+            BadInputError, match="wait_seconds to be a number, got soon"
+        ):
+            configured("pretrain", "WAIT_SECONDS=soon")
 
 
 class TestWithoutEffect:

@@ -1,5 +1,7 @@
 """What a person reads who asks for help."""
 
+import ast
+import dataclasses
 import os
 import re
 import shlex
@@ -7,7 +9,7 @@ import sys
 
 import pytest
 
-from realm_jax.cli import compare, tasks
+from realm_jax.cli import compare, reach, tasks
 from realm_jax.cli.main import main
 from realm_jax.stages import STAGES
 from tests import tiny_run
@@ -29,28 +31,38 @@ def test_realm_help_lists_the_commands_in_their_order(capsys):
     assert main([]) == 2
 
 
-def test_help_has_purpose_macros_and_an_example_that_fits_the_run_file(capsys):
-    for command, spec in STAGES.items():
-        if spec.config:
-            require_help_of_the_run_file(command, help_of(command, capsys))
-
-
-def require_help_of_the_run_file(command, said):
+@pytest.mark.parametrize("command", [c for c, spec in STAGES.items() if spec.config])
+def test_help_describes_each_setting_and_has_an_example_of_the_run_file(
+    command, capsys
+):
+    said = help_of(command, capsys)
     assert said.startswith(f"usage: realm {command}")
-    macros = re.search(r"\nMacros:\n(.*?)\n\n", said, re.DOTALL)
+    settings = re.search(r"\nSettings, [^\n]*:\n(.*?)\n\n", said, re.DOTALL)
     example = re.search(r"\nExample:\n(.*?)\n\n", said, re.DOTALL)
-    assert macros
+    assert settings
     assert example
+    # A name and its value, and below them what it means.
+    listed = re.findall(
+        r"^  ([A-Z0-9_]+)(?: = (.+)| \(required\))\n      (\S.+)",
+        settings[1],
+        re.MULTILINE,
+    )
+    values = {name: value for name, value, _ in listed}
+    assert len(re.findall(r"^  \S", settings[1], re.MULTILINE)) == len(listed)
     run_file = (tiny_run.GIN / "runs" / f"{command.replace('-', '_')}.gin").read_text()
-    defined = set(re.findall(r"^([A-Z_]+) =", run_file, re.MULTILINE))
-    required = set(re.findall(r"^([A-Z_]+) = %gin.REQUIRED", run_file, re.MULTILINE))
-    # The names stand in the first column, before two spaces.
-    columns = [line.strip().split("  ")[0] for line in macros[1].splitlines()]
-    listed = {
-        name for names in columns for name in re.findall(r"\b[A-Z_]{4,}\b", names)
+    defined = dict(re.findall(r"^([A-Z0-9_]+) = (.+)", run_file, re.MULTILINE))
+    required = {name for name, value in defined.items() if value == "%gin.REQUIRED"}
+    assert {name for name, value in values.items() if not value} == required
+    for name in defined.keys() - required:
+        assert ast.literal_eval(values[name]) == ast.literal_eval(defined[name])
+    # What has no name in the run file is a field of the configuration.
+    defaults = {
+        field.name.upper(): field.default
+        for config in STAGES[command].configs
+        for field in dataclasses.fields(reach.class_of(config))
     }
-    assert listed <= defined
-    assert required <= listed
+    for name in values.keys() - defined.keys():
+        assert ast.literal_eval(values[name]) == defaults[name]
     words = shlex.split(example[1].replace("\\\n", " "))
     assert words[:2] == ["realm", command]
     given = {word.removeprefix("--gin.").partition("=")[0] for word in words[2:]}

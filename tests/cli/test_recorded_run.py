@@ -220,8 +220,18 @@ def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
     shutil.copytree(moved / "finetune", tmp_path / "model")
     questions = f"--questions={moved / 'questions.jsonl'}"
     corpus = f"--corpus={moved / 'corpus'}"
-    assert main(["evaluate", str(tmp_path / "model"), questions, corpus]) == 0
-    assert answers(tmp_path / "model" / "evaluate") == answers(moved / "evaluate")
+    baselines = [
+        "--baselines=oracle,starting_point",
+        f"--starting_point={moved / 'warm_start'}",
+    ]
+    flags = [questions, corpus, *baselines]
+    assert main(["evaluate", str(tmp_path / "model"), *flags]) == 0
+    folder = tmp_path / "model" / "evaluate"
+    assert answers(folder) == answers(moved / "evaluate")
+    report = json.loads((folder / "report.json").read_text())
+    assert [row["label"] for row in report["same_reader"]["rows"]] == [
+        *("oracle block", "Before training", "After fine-tuning")
+    ]
 
 
 def with_record(moved, root, **new):

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import html
 import http.client
 import json
 import logging
+import re
 import socket
 import sys
 import threading
@@ -28,6 +30,7 @@ class Version:
         return {
             "num_blocks": 3,
             "index_step": 0,
+            "index_attempt": "f00",
             "index_age_seconds": 1.0,
             "fingerprint": "0" * 64,
         }
@@ -416,9 +419,35 @@ def test_a_page_of_others_cannot_have_a_question_answered_by_its_address(served)
         assert code == 403
         assert f"open http://{host} and" in require_one_line(text)
     assert served.respondent.asked == []
+    # Nor by a frame, or by a script that opens it.
+    for dest, user in (("iframe", "?1"), ("document", None)):
+        others = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": dest}
+        others |= {} if user is None else {"Sec-Fetch-User": user}
+        path = "/?question=who"
+        assert served.request(path=path, headers={**headers, **others})[0] == 403
+    assert served.respondent.asked == []
     # A link to the page itself costs nothing.
     assert served.request(path="/", headers=headers)[0] == 200
     for site in ("same-origin", "same-site", "none", None):
         headers = {} if site is None else {"Sec-Fetch-Site": site}
         assert served.request(path="/?question=who", headers=headers)[0] == 200
     assert served.respondent.asked == ["who"] * 4
+
+
+def test_a_link_that_a_person_follows_is_answered(served):
+    headers = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+        "Sec-Fetch-User": "?1",
+    }
+    question = 'who, <a> & "b" or 50% + 1?'
+    path = f"/?{urllib.parse.urlencode({'question': question})}"
+    code, _, page = served.request(path=path, headers=headers)
+    assert code == 200
+    assert "Index <code>0-f00</code>" in page
+    assert "1.0 s</span> old" in page
+    # The page's own link asks the same.
+    (again,) = re.findall(r'<a class="link" href="([^"]*)"', page)
+    assert served.request(path=html.unescape(again))[0] == 200
+    assert served.respondent.asked == [question] * 2

@@ -1,9 +1,7 @@
 """A first corpus of one's own: a few articles as they come from any editor."""
 
-import dataclasses
 import gzip
 import json
-import pathlib
 import re
 import string
 
@@ -16,10 +14,8 @@ from realm_jax.data.examples import Examples
 from realm_jax.data.questions import read_questions
 from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.prepare import examples
-from realm_jax.prepare.prepare import PrepareConfig
 from tests import tiny_run
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
 ARTICLE = {"title": "Graz", "text": "Karl Huber founded Graz in 1128. It burnt down."}
 QUESTION = {"id": "1", "question": "Who?", "answers": ["x"], "split": "train"}
 LATIN = '{"title": "Köln", "text": "Köln."}\n'.encode("latin-1")
@@ -173,12 +169,3 @@ def test_a_single_article_is_refused_by_a_setting(folder, capsys):
     assert "expected articles in the split 'train'" in said
     assert "prepare.PrepareConfig.validation_fraction" in said
     assert not list(folder.glob("corpus/examples/*"))
-
-
-def test_every_setting_is_documented():
-    text = DOCS.read_text()
-    fields = {field.name for field in dataclasses.fields(PrepareConfig)}
-    named = {
-        name for name in fields if f"`{name}`" in text or f"`{name.upper()}`" in text
-    }
-    assert named == fields

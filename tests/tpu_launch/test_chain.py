@@ -32,6 +32,8 @@ def test_a_setting_reaches_the_stages_that_read_it_or_is_refused():
         ("BATCH_SIZE=8", {"warm-start", "pretrain", "finetune"}),
         ("pretrain/BATCH_SIZE=8", {"pretrain"}),
         ("prepare/VALIDATION_FRACTION=0.1", {"prepare"}),
+        # A field of its configuration, of which no run file has a macro.
+        ("WAIT_SECONDS=8", {"pretrain"}),
     ):
         chain = commands(binding)
         given = {stage.command: chain.main(stage) for stage in chain.stages}
@@ -39,7 +41,7 @@ def test_a_setting_reaches_the_stages_that_read_it_or_is_refused():
     for binding, said in (
         ("BATCHSIZE=8", "did you mean BATCH_SIZE"),
         ("pretrain/BATCHSIZE=8", "did you mean pretrain/BATCH_SIZE"),
-        ("NONSENSE=8", "top of each run file"),
+        ("NONSENSE=8", "--help lists"),
         # There is such a macro, which is none of evaluation's.
         ("evaluate/TRAIN_STEPS=8", "no stage reads it"),
     ):

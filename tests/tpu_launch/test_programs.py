@@ -79,6 +79,11 @@ def _spans_too():
         (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
         (finetune.run, tiny_world.finetune_config, {}),
         (finetune.run, tiny_world.finetune_config, {"train_num_read": 1}),
+        (
+            finetune.run,
+            tiny_world.finetune_config,
+            {"refresh_mode": "blocking", "num_embedded": 3},
+        ),
     ],
 )
 def test_planned_shapes_are_the_arrays_of_a_run(world, tmp_path, run, make, changes):

@@ -120,6 +120,39 @@ def test_killed_and_resumed_it_is_the_same_run(world, tmp_path):
     assert scores_of(parts.model_dir) == scores_of(whole.model_dir)
 
 
+def test_it_ends_early_at_the_right_measurement_and_does_not_go_on(
+    world, corpus, tmp_path
+):
+    config = config_of(world, tmp_path, train_steps=20, early_stopping=2)
+    # As high as the highest is not higher.
+    with scripted([0.3, 0.5, 0.4, 0.5]) as measured:
+        assert finetune.run(config, silent, NEVER)
+        assert measured.call_count == 4
+    assert list(measured_at(tmp_path)) == [2, 4, 6, 8]
+    assert max(scores_of(tmp_path)) == 8
+    assert opened(config, corpus, Which.LAST).run.step == 8
+    # Killed and resumed, too.
+    parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
+    with scripted([0.3, 0.5, 0.4]), pytest.raises(Killed):
+        finetune.run(parts, kill_after(7), NEVER)
+    with scripted([0.4, 0.5]):
+        assert finetune.run(parts, silent, NEVER)
+    assert_same_bits(*(state_of(one.model_dir, 8) for one in (config, parts)))
+    # It goes on with more patience alone, and with less ends where it is.
+    before = state_of(tmp_path, 8)
+    assert finetune.run(config, silent, NEVER)
+    assert_same_bits(before, state_of(tmp_path, 8))
+    with scripted([0.4]):
+        more = dataclasses.replace(config, early_stopping=3)
+        assert finetune.run(more, silent, NEVER)
+    assert max(scores_of(tmp_path)) == 10
+    with refused("found step 11 of 20"), scripted([]):
+        longer = dataclasses.replace(config, early_stopping=9)
+        stop, report = tiny_world.stop_after(11)
+        assert not finetune.run(longer, report, stop)
+        opened(config, corpus)
+
+
 def test_other_questions_do_not_go_on_choosing(world, tmp_path):
     config = config_of(world, tmp_path, train_steps=2)
     assert finetune.run(config, silent, NEVER)

@@ -261,6 +261,31 @@ def test_patterns_are_learned_from_as_the_answers_they_match(
     assert exact.block_has_answer.any(axis=1).all()
 
 
+def test_mixed_sets_go_on_after_a_stop_with_the_same_questions(
+    world, corpus, tmp_path, monkeypatch
+):
+    asked = read_questions(world.questions, "dev")
+    with_questions(corpus, "others", asked)
+    mixed = {"more_tasks": {"others": 0.4}, "train_steps": 5, "num_retrieved": 2}
+    whole, parts = (
+        tiny_world.finetune_config(world, tmp_path / name, **mixed)
+        for name in ("whole", "parts")
+    )
+    seen = inputs_of(monkeypatch, finetune, whole, steps=5)
+    of_dev = question_examples(asked, corpus.vocabulary, query_length=LENGTHS.query)
+    rows = np.concatenate([one.questions.question_ids for one in seen])
+    is_dev = (rows[:, None] == of_dev["question_ids"]).all(axis=-1).any(axis=-1)
+    assert 0 < is_dev.sum() < len(rows)
+    assert finetune.run(whole, silent, NEVER)
+    stop, report = tiny_world.stop_after(2)
+    assert not finetune.run(parts, report, stop)
+    with refused("more_tasks.*another MODEL_DIR"):
+        other = {"more_tasks": {"others": 0.5}}
+        finetune.run(dataclasses.replace(parts, **other), silent, NEVER)
+    assert finetune.run(parts, silent, NEVER)
+    assert_same_bits(params_of(parts.model_dir), params_of(whole.model_dir))
+
+
 def test_how_many_questions_can_be_learned_from_is_said_first(
     world, corpus, tmp_path, monkeypatch, caplog
 ):

@@ -164,9 +164,10 @@ def _index(
     machines = _embedding_machines(config, setting)
     lines = costs.embedding_lines(towers, use.embed, machines, setting)
     seconds = value_of(lines, "a refresh takes")
-    if not isinstance(config, PretrainConfig):
+    if use.refresh is None or not isinstance(config, PretrainConfig | FinetuneConfig):
         return lines, seconds, []
-    if use.is_in_step and setting.compiles and memory.has_compiler(setting.trainer):
+    compiles = setting.compiles and memory.has_compiler(setting.trainer)
+    if isinstance(config, PretrainConfig) and use.is_in_step and compiles:
         lines.append(_search_line(config, setting))
     more, hints = costs.refresh_lines(config, seconds, step_seconds, setting.hardware)
     return lines + more, seconds, hints
@@ -255,7 +256,10 @@ def _host(
         share = -(-rows // setting.num_hosts)
         lines.append(Line("index while it is loaded", share, Unit.BYTES, "its share"))
     if isinstance(config, FinetuneConfig):
-        lines.append(Line("embeddings of what was found", rows, Unit.BYTES, "at most"))
+        size, note = rows, "at most"
+        if use is not None and use.refresh is not None:
+            size, note = 2 * rows, "at most, and the next"
+        lines.append(Line("embeddings of what was found", size, Unit.BYTES, note))
     total, limit = in_all(lines), setting.trainer.host_memory
     lines += [
         Line("in all", total, Unit.BYTES),
@@ -321,7 +325,10 @@ def _disk(
 def _bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:
     """Returns lines on the maximum space of MODEL_DIR, the last one on all of it."""
     kept_checkpoints, best = KEPT_CHECKPOINTS, ""
-    if isinstance(config, PretrainConfig) and config.held_out_examples:
+    is_measured = (
+        isinstance(config, PretrainConfig) and config.held_out_examples > 0
+    ) or (isinstance(config, FinetuneConfig) and config.questions != "")
+    if is_measured:
         kept_checkpoints, best = kept_checkpoints + 1, ", the best,"
     size = (kept_checkpoints + 1) * memory.num_bytes(stage.state)
     note = f"{KEPT_CHECKPOINTS}{best} and the one being written"

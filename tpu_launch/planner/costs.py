@@ -12,6 +12,7 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training import flops
+from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
@@ -119,7 +120,7 @@ def problems(lines: Sequence[Line], machines: Slice) -> list[str]:
 
 
 def refresh_lines(
-    config: PretrainConfig,
+    config: PretrainConfig | FinetuneConfig,
     embed_seconds: float,
     step_seconds: float,
     hardware: HardwareConfig,
@@ -146,11 +147,18 @@ def refresh_lines(
             "takes turns"
         )
     if every > period:
+        instead = (
+            ", or REFRESH_MODE='rolling', which renews a share with every update"
+            if isinstance(config, PretrainConfig)
+            else ""
+        )
         hints.append(
             f"a refresh takes {takes:,.0f} updates, REFRESH_PERIOD is {period:,}: the "
             f"builder skips retrievers. {takes / period:.1f} times its chips would "
-            "keep up, or REFRESH_MODE='rolling', which renews a share with every update"
+            f"keep up{instead}"
         )
+    if not isinstance(config, PretrainConfig):
+        return lines, hints
     bound = config.max_staleness_steps
     if bound is not None and oldest > bound:
         hints.append(
