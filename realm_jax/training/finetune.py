@@ -22,6 +22,9 @@ from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.mixture import CYCLE, common_specs
 from realm_jax.data.questions import question_specs
 from realm_jax.errors import BadInputError
+from realm_jax.index import device_search, device_tokens
+from realm_jax.index.device_search import Precision
+from realm_jax.index.device_tokens import DocumentLayout
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.models.bert import BertConfig
@@ -35,12 +38,18 @@ from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
-from realm_jax.training.question_index import FrozenIndex, RefreshedIndex
+from realm_jax.training.question_index import (
+    FrozenIndex,
+    RefreshedIndex,
+    RollingIndex,
+)
 from realm_jax.training.question_inputs import DOCUMENTS, QuestionInputs, on_devices
-from realm_jax.training.refresh import RefreshMode
+from realm_jax.training.refresh import RefreshMode, blocking_rebuilds
+from realm_jax.training.rolling_refresh import Renewal, RenewingFinetuneLoss
 from realm_jax.training.stage import Stage, StageParts
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.update_shapes import (
+    SOME_PIECES,
     UpdateShapes,
     batch_of,
     rows_of_batch,
@@ -97,9 +106,6 @@ READING = ("marginalization", "max_span", "span_layer_norm_epsilon")
 """Settings of `AnsweringConfig` with which a model must answer as it was trained."""
 
 
-_REFRESH_MODES = (RefreshMode.OFF, RefreshMode.BLOCKING, RefreshMode.ASYNC)
-
-
 def _in_cycle(share: float) -> int:
     return round(CYCLE * share)
 
@@ -139,8 +145,9 @@ class FinetuneConfig(StageConfig):
       embed: how the corpus is embedded here.
       more_tasks: further question tasks to be trained on, each with its share of all
         questions, in thousandths; `task` has the rest. See `data/mixture.py`.
-      refresh_mode: "off" searches the first index to the end; "blocking" and "async"
-        (`realm build-index` beside this job) have it follow the retriever.
+      refresh_mode: "off" searches the first index to the end; "blocking", "async"
+        (`realm build-index` beside this job) and "rolling" have it follow the
+        retriever; see `refresh.py`.
       refresh_period: updates between two refreshes.
       num_embedded: number of the best retrieved blocks that an update embeds itself, so
         that the document tower is trained through them; the others keep the embeddings
@@ -155,7 +162,7 @@ class FinetuneConfig(StageConfig):
         after which training ends; None to make all updates.
       search_ahead: whether the inputs of the next update are made while one is running,
         of blocks that are found with parameters one update old; see
-        `search_ahead.py`. Not where answers are patterns.
+        `search_ahead.py`. Not where answers are patterns, nor with "rolling".
     """
 
     stage: ClassVar[StageSpec] = FINETUNE
@@ -193,7 +200,7 @@ class FinetuneConfig(StageConfig):
             more_tasks=_SHARES,
         )
         self.answering()  # Checks the settings that both have.
-        require_one_of("REFRESH_MODE", self.refresh_mode, _REFRESH_MODES)
+        require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
         self._require_consistent()
         for read in (self.num_read, self.blocks_per_update):
             if read > self.num_retrieved:
@@ -222,9 +229,15 @@ class FinetuneConfig(StageConfig):
             )
         if self.num_embedded and not self.is_refreshed:
             raise BadInputError(
-                'expected REFRESH_MODE="blocking" or "async" with NUM_EMBEDDED='
-                f"{self.num_embedded}, got {self.refresh_mode!r}: the index would be "
-                "of another document tower than the one that trains"
+                'expected REFRESH_MODE="blocking", "async" or "rolling" with '
+                f"NUM_EMBEDDED={self.num_embedded}, got {self.refresh_mode!r}: the "
+                "index would be of another document tower than the one that trains"
+            )
+        if self.index_in_state and self.searcher != "device":
+            raise BadInputError(
+                'expected SEARCHER="device" for REFRESH_MODE="rolling", got '
+                f"{self.searcher!r}: rows of a ScaNN index cannot be replaced; change "
+                "one of them"
             )
         if self.is_refreshed and frozen_parameters(self):
             raise BadInputError(
@@ -237,6 +250,11 @@ class FinetuneConfig(StageConfig):
     def is_refreshed(self) -> bool:
         """True if the index follows the retriever."""
         return self.refresh_mode != RefreshMode.OFF.value
+
+    @property
+    def index_in_state(self) -> bool:
+        """True if the updates themselves renew the index, which checkpoints hold."""
+        return self.refresh_mode == RefreshMode.ROLLING.value
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -269,8 +287,7 @@ class FinetuneConfig(StageConfig):
         if not self.is_refreshed:
             return IndexUse(self.searcher, embed)
         mode = RefreshMode(self.refresh_mode)
-        is_blocking = mode is RefreshMode.BLOCKING
-        rebuilds = self.train_steps / self.refresh_period if is_blocking else 0.0
+        rebuilds = blocking_rebuilds(mode, self.train_steps, self.refresh_period)
         return IndexUse(self.searcher, embed, rebuilds, mode)
 
     def data_order(self) -> dict[str, Any]:
@@ -327,6 +344,7 @@ def run(
         config,
         config.make_reader,
         frozen=frozen_parameters(config),
+        index=Precision.FLOAT32 if config.index_in_state else None,
         attempt=attempt,
     )
     with contextlib.closing(stage):
@@ -357,11 +375,14 @@ def _train(
     """Trains until the last update, a stop or an early end: the loop of fine-tuning.
 
     A refresh comes before the update that searches, and before measuring, so that exact
-    match is that of the newest index there can be.
+    match is that of the newest index there can be. A rolling one comes with the update.
     """
     index.keep(dev.kept)
     inputs = QuestionInputs(stage, config, index)
-    loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
+    layout = DocumentLayout.of(config.models.lengths, stage.corpus.vocabulary)
+    of_models = (stage.retriever, stage.reader)
+    packing = inputs.packed_lengths()
+    loss = make_loss(config, *of_models, layout, stage.mesh, packing)
 
     def details() -> Mapping[str, Any]:
         found = dev.details({**inputs.details(), **index.details()})
@@ -409,6 +430,8 @@ def make_index(
         return frozen_index(stage, config, stop)
     mode = RefreshMode(config.refresh_mode)
     source = stage.index_source(config.searcher, config.embed)
+    if mode is RefreshMode.ROLLING:
+        return RollingIndex(stage, source, stop, config.refresh_period)
     return RefreshedIndex(stage, source, stop, mode, config.refresh_period)
 
 
@@ -425,16 +448,22 @@ def make_loss(
     config: FinetuneConfig,
     retriever: Retriever,
     reader: SpanReader,
+    layout: DocumentLayout,
+    mesh: Mesh,
     packing: PackedLengths | None = None,
 ) -> FinetuneLoss:
-    """Returns the loss that a run minimises."""
-    return FinetuneLoss(
-        retriever,
-        reader,
-        AnswerMarginalization(config.marginalization),
-        config.microbatches,
-        packing,
+    """Returns the loss that a run minimises.
+
+    It renews the index, if the state holds it.
+    """
+    parts = (
+        *(retriever, reader, AnswerMarginalization(config.marginalization)),
+        *(config.microbatches, packing),
     )
+    if not config.index_in_state:
+        return FinetuneLoss(*parts)
+    renewal = Renewal(config.refresh_period, False, config.embed.batch_size)
+    return RenewingFinetuneLoss(*parts, renewal=renewal, layout=layout, mesh=mesh)
 
 
 def update_shapes(
@@ -458,9 +487,21 @@ def update_shapes(
     if config.num_embedded:
         ids = (size, config.num_embedded, lengths.document)
         documents = dict.fromkeys(DOCUMENTS, rows_of_batch(ids, "int32", mesh))
+    layout = DocumentLayout(lengths.document, lengths.joined, *SOME_PIECES)
+    tokens = index = None
+    if config.index_in_state:
+        index = device_search.table_shapes(
+            corpus.num_blocks, retriever.config.projection_size, mesh, Precision.FLOAT32
+        )
+        tokens = device_tokens.table_shapes(
+            corpus.num_blocks, corpus.longest, corpus.id_dtype, layout, mesh
+        )
     inputs = shapes_of(
-        *(FinetuneInputs, sizes, mesh), questions=on_devices(questions), **documents
+        *(FinetuneInputs, sizes, mesh),
+        questions=on_devices(questions),
+        **documents,
+        tokens=tokens,
     )
     reader = config.make_reader(retriever.config.bert)
-    loss = make_loss(config, retriever, reader)
-    return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
+    loss = make_loss(config, retriever, reader, layout, mesh)
+    return UpdateShapes(reader, loss, frozen_parameters(config), inputs, index)

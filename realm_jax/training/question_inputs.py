@@ -76,6 +76,7 @@ class QuestionInputs:
             batch_size=config.batch_size,
             # Only in the main thread can a pattern that never ends be stopped.
             ahead=config.search_ahead
+            and not config.index_in_state
             and "answer_patterns" not in self._examples.features,
             stopwatch=stage.stopwatch,
         )
@@ -131,8 +132,6 @@ class QuestionInputs:
             joined_length=lengths.joined,
         )
         block_ids = np.asarray(neighbours.ids)
-        rows = self._index.current.rows
-        assert rows is not None
         documents = {}
         if count := self._config.num_embedded:
             arrays = self._stage.corpus.document_ids(
@@ -141,12 +140,13 @@ class QuestionInputs:
             documents = dict(zip(DOCUMENTS, arrays, strict=True))
         return FinetuneInputs(
             questions=on_devices(questions),
-            block_embeddings=rows[np.maximum(block_ids, 0)],
+            block_embeddings=self._index.embeddings_of(block_ids),
             block_valid=block_ids >= 0,
             block_has_answer=self._labels.blocks(questions, block_ids),
             joined_ids=candidates.joined_ids,
             joined_segment_ids=candidates.joined_segment_ids,
             span_is_answer=self._labels.spans(questions, candidates),
+            tokens=self._index.tokens,
             **documents,
         )
 
