@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,7 +24,7 @@ from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.examples import Examples
 from realm_jax.data.mixture import CYCLE, Mixture, common_specs
-from realm_jax.data.questions import question_specs
+from realm_jax.data.questions import cut_questions, question_specs
 from realm_jax.errors import BadInputError
 from realm_jax.index import device_search, device_tokens
 from realm_jax.index.answer_labels import AnswerLabels
@@ -483,7 +484,10 @@ def update_shapes(
     usual = question_specs(lengths.query)
     # A model that only answers has no task.
     specs = {task: corpus.specs.get(task, usual) for task in config.tasks or ("",)}
-    questions = batch_of(QuestionBatch, common_specs(specs), size, mesh)
+    features = dict(common_specs(specs))
+    query = min(lengths.query, *features["question_ids"].shape)
+    features["question_ids"] = jax.ShapeDtypeStruct((query,), np.int32)
+    questions = batch_of(QuestionBatch, features, size, mesh)
     sizes = {
         "batch": size,
         "neighbour": config.num_neighbours(corpus.num_blocks),
@@ -605,7 +609,10 @@ class QuestionInputs:
         )
 
     def _questions_at(self, step: int) -> QuestionBatch:
-        return QuestionBatch(**self._stage.batch(self._examples, step))
+        batch = self._stage.batch(self._examples, step)
+        length = self._config.models.lengths.query
+        cut = cut_questions(batch["question_ids"], length)
+        return QuestionBatch(**{**batch, "question_ids": cut})
 
     def _gather(
         self, questions: QuestionBatch, neighbours: Neighbours

@@ -243,11 +243,12 @@ class RollingIndex(RefreshedIndex):
         """See `FrozenIndex`; a checkpoint has the very rows that were searched."""
         run = self._run
         details = run.details or {}
-        saved = details.get("index_step")
         if details.get(HOLDS_INDEX):
-            index = LoadedIndex(self._searcher(), self._client.manifest(saved))
+            manifest = self._client.manifest(details["index_step"])
+            index = LoadedIndex(self._searcher(), manifest)
             self._refresher.adopt(run.step, index, details)
             return
+        saved = details.get("index_step")
         self._refresher.start(run.step, run.state.params["retriever"], saved)
         table = self._refresher.index.searcher.table
         run.state = run.state.replace(index=table)
