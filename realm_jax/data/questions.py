@@ -166,6 +166,22 @@ def question_examples(
     return stack(examples, specs)
 
 
+def cut_questions(
+    question_ids: Int[np.ndarray, "question query"], length: int
+) -> Int[np.ndarray, "question cut"]:
+    """Returns questions of at most `length` wordpieces; [SEP] stays the last of each.
+
+    A question that was cut is the one that `query_row` makes of its text.
+    """
+    if question_ids.shape[1] <= length:
+        return question_ids
+    cut = question_ids[:, :length].copy()
+    last = np.count_nonzero(question_ids, axis=1) - 1
+    sep = question_ids[np.arange(len(question_ids)), last]
+    cut[:, -1] = np.where(last >= length, sep, cut[:, -1])
+    return cut
+
+
 def pattern_length(questions: Iterable[Question]) -> int:
     """Returns the `max_pattern_length` of a set: 0 if no answer is a pattern."""
     any_pattern = any(question.answers_are_patterns for question in questions)
