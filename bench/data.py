@@ -38,7 +38,7 @@ from realm_jax.data.blocks import (
 from realm_jax.data.corpus import chunk_each
 from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
-from realm_jax.data.salient_spans import PreAnnotated, tagger_by_name
+from realm_jax.data.salient_spans import PreAnnotated
 from realm_jax.data.store_files import require_sound
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
@@ -47,6 +47,7 @@ from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
 from realm_jax.prepare.scratch import Workers
+from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.prepare.update_corpus import UpdateConfig
 from realm_jax.storage import file_stat
 
@@ -214,11 +215,10 @@ def measure_access(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_examples(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures reading batches of materialised examples."""
     examples = Examples.open(arguments.examples)
-    batches = examples.batches(batch_size=_BATCH, seed=0)
-    next(batches)
-    began = time.perf_counter()
-    for _ in range(arguments.batches):
-        next(batches)
+    began = 0.0
+    for step in range(arguments.batches + 1):
+        examples.batch(examples.step_rows(step, batch_size=_BATCH, seed=0))
+        began = began or time.perf_counter()
     seconds = time.perf_counter() - began
     return {
         "examples": len(examples),

@@ -21,7 +21,6 @@ from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus_size import CorpusSize
-from realm_jax.data.example_layouts import References
 from realm_jax.data.examples import CORPUS_FINGERPRINT, Examples, write_examples
 from realm_jax.data.features import SENTENCE_ID, Example, in_chunks
 from realm_jax.data.inverse_cloze import (
@@ -32,7 +31,7 @@ from realm_jax.data.inverse_cloze import (
 )
 from realm_jax.data.masking import MAX_MASKS, SpanRows, salient_rows
 from realm_jax.data.masking import QUERY_LENGTH as MASKED_LENGTH
-from realm_jax.data.references import SentenceRows
+from realm_jax.data.references import References, SentenceRows
 
 _BATCH, _BLOCKS_AT_ONCE = 512, 64
 _WIKIPEDIA, _SENTENCES = CorpusSize().num_blocks, 82_000_000

@@ -16,10 +16,10 @@ from realm_jax.answering.search import search_questions
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.examples import Examples, write_examples
-from realm_jax.data.features import stack
+from realm_jax.data.features import pieces_of_span, stack
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import (
-    make_salient_example,
+    masked_example,
     pretrain_specs,
     salient_examples,
 )
@@ -37,7 +37,7 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
-from realm_jax.types import Lengths, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Lengths, PretrainBatch
 
 LENGTHS = Lengths(query=10, document=28, joined=34)
 MAX_MASKS = 2
@@ -198,16 +198,16 @@ class _Language:
     def ask(self, fact: Fact) -> dict[str, np.ndarray]:
         """Returns the fact in the words its block does not use, its value masked."""
         sentence, value = self._say(fact, 1 - fact.wording)
-        example = make_salient_example(
-            self.vocabulary.encode(sentence),
-            (0, len(sentence)),
-            value,
+        encoding = self.vocabulary.encode(sentence)
+        masked = pieces_of_span(encoding.offsets, value)
+        return masked_example(
+            encoding.ids,
+            np.arange(masked.start, masked.stop),
             vocabulary=self.vocabulary,
+            source_block=NULL_BLOCK,
             query_length=LENGTHS.query,
             max_masks=MAX_MASKS,
         )
-        assert example is not None
-        return example
 
     def _say(self, fact: Fact, wording: int) -> tuple[str, tuple[int, int]]:
         """Returns a sentence and the position of its value."""

@@ -21,10 +21,12 @@ from typing import Any
 from realm_jax.data import inverse_cloze
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.salient_spans import Tagger
+from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
-from realm_jax.prepare.seqio_tasks import register_corpus, require_vocabulary
+from realm_jax.prepare.corpus_tasks import require_vocabulary
+from realm_jax.prepare.seqio_tasks import register_corpus
 from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
@@ -63,7 +65,7 @@ def register(
         sentences are registered, which refer to no block of their own.
       document_length: length of a document in wordpieces, special ones included.
       **settings: the other lengths, shards, validation split and seed, see
-        `realm_jax.prepare.seqio_tasks.register_corpus`.
+        `realm_jax.prepare.corpus_tasks.corpus_tasks`.
 
     Returns:
       The names of the tasks.
@@ -76,6 +78,9 @@ def register(
     if corpus is None:
         store = BlockStore.open(source)
         if vocabulary is not None:
+            if not isinstance(vocabulary, WordPiece):
+                rules = store.vocabulary.settings
+                vocabulary = load_vocabulary(vocabulary, **rules)
             require_vocabulary(store, vocabulary)
         if isinstance(tagger, str):
             tagger = tagger_by_name(tagger)

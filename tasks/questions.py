@@ -13,7 +13,7 @@ import seqio
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.prepare.open_qa.sets import JSON_LINES, read_set
 from realm_jax.prepare.open_qa.sources import Source
-from realm_jax.prepare.question_tasks import register_question_task
+from realm_jax.prepare.seqio_tasks import register_question_task
 from tasks.closed_book import register_closed_book
 
 VITAL_QUESTIONS = Path(__file__).parent / "data" / "vital_questions.jsonl"
@@ -45,7 +45,7 @@ def register_questions(
       text_vocabulary: vocabulary of the closed-book task; bytes by default.
       prompt: prefix of every closed-book question.
       **lengths: lengths of the first task, see
-        `realm_jax.prepare.question_tasks.register_question_task`.
+        `realm_jax.prepare.corpus_tasks.question_task`.
 
     Returns:
       The name of the first task.

@@ -2,10 +2,9 @@
 
 import itertools
 
-from realm_jax.data.block_writer import BlockWriter
+from realm_jax.data.block_writer import BlockWriter, document_rows
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
-from realm_jax.data.document_table import document_rows
 
 
 def build_corpus(

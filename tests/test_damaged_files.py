@@ -22,8 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from realm_jax.data.block_writer import Block, write_blocks
-from realm_jax.data.blocks import BlockStore, BlockText, read_info
-from realm_jax.data.document_table import read_documents
+from realm_jax.data.blocks import BlockStore, BlockText, read_documents, read_info
 from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.salient_spans import RuleTagger

@@ -47,8 +47,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     )
     flags, beam_flags = configuration.parse_known(parser, argv, "prepare")
     require_extra("prepare", "realm prepare")
-    from realm_jax.data.question_titles import unknown_titles
-    from realm_jax.data.questions import read_questions
+    from realm_jax.data.questions import read_questions, unknown_titles
     from realm_jax.prepare import prepare
     from realm_jax.prepare.scratch import Workers
 

@@ -135,7 +135,7 @@ def _lines(flags: argparse.Namespace) -> Iterator[str]:
 def _register(flags: argparse.Namespace) -> None:
     from realm_jax.data.blocks import BlockStore
     from realm_jax.data.questions import read_questions
-    from realm_jax.prepare import inspect, question_tasks
+    from realm_jax.prepare import inspect, seqio_tasks
 
     for module in flags.import_module:
         configuration.import_module(module)
@@ -144,7 +144,7 @@ def _register(flags: argparse.Namespace) -> None:
     inspect.register_prepared(flags.name, flags.corpus)
     if flags.questions is not None:
         vocabulary = BlockStore.open(flags.corpus).vocabulary
-        question_tasks.register_question_task(
+        seqio_tasks.register_question_task(
             f"{flags.name}_questions", read_questions(flags.questions), vocabulary
         )
 

@@ -75,9 +75,6 @@ def answer_spans(
     Args:
       ids: joined wordpieces; matches in the question are masked out by the reader,
         which only admits spans of the body.
-      answer_ids: as in `answer_starts`.
-      continues_word: as in `answer_starts`.
-      max_span: wordpieces of the longest span.
     """
     starts = answer_starts(ids, answer_ids, continues_word)
     widths = (answer_ids != 0).sum(axis=-1)
@@ -102,14 +99,6 @@ def pattern_spans(
     A span is correct if `metrics.answers.regex_match` accepts its characters, so that
     training and scoring agree; if it begins and ends with a word; and if the match
     reaches its last word: where "Paris" matches, "Paris, the capital" does not count.
-
-    Args:
-      text: the body of a block.
-      offsets: the characters [start, end) of its wordpieces.
-      begins_word: whether a piece is the first of a word.
-      ends_word: whether a piece is the last of a word.
-      patterns: of the answers.
-      max_span: wordpieces of the longest span.
     """
     num_pieces = len(offsets)
     begins_part = begins_word | np.append(True, ends_word[:-1])[:num_pieces]

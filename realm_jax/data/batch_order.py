@@ -53,9 +53,6 @@ def sentence_rows(
       starts: the row at which each sentence begins, then the number of rows; every
         sentence has at least one row. It may be memory-mapped: only what the batch
         needs is read.
-      step: updates done.
-      batch_size: rows of the whole batch.
-      seed: seeds the order and the draws, not negative.
     """
     positions = _positions(step, batch_size)
     epochs, sentences = visited(len(starts) - 1, positions, seed)

@@ -34,11 +34,7 @@ _OF_LISTS = ("MARK", "APPEND", "APPENDS", "FRAME", "MEMOIZE", "BINPUT", "LONG_BI
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """Yields the records of a file, `.npy` or TFRecords.
-
-    Raises:
-      BadInputError: it is of another format, or damaged.
-    """
+    """Yields the records of a file, `.npy` or TFRecords."""
     try:
         with path.open("rb") as file:
             read = _of_npy if path.suffix == ".npy" else _of_tfrecords
@@ -59,13 +55,7 @@ def write_corpus(
     """Writes a corpus in which block i is record i, and opens it.
 
     Args:
-      directory: the new folder.
-      blocks: the texts.
-      vocabulary: the tokenizer.
       titles: a title for each text, in a file of the same kind; None for none.
-
-    Raises:
-      BadInputError: a file is damaged, or there are fewer or more titles than texts.
     """
     records = ((b"", text) for text in read_records(blocks))
     if titles is not None:

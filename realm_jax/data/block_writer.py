@@ -15,7 +15,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from realm_jax.data import blocks
 from realm_jax.data.blocks import BlockStore, BlockText
-from realm_jax.data.document_table import DOCUMENT
+from realm_jax.data.documents import Document
 from realm_jax.data.store_files import new_folder, require_free, write_header
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -40,7 +40,6 @@ class Block:
     Attributes:
       title_ids: wordpieces of the title, without special pieces.
       body_ids: wordpieces of the body, without special pieces.
-      text: the text they were made from.
     """
 
     title_ids: np.ndarray
@@ -55,11 +54,7 @@ def write_blocks(
     vocabulary: WordPiece,
     chunk_length: int,
 ) -> BlockStore:
-    """Writes a store of the given blocks, in the order of their ids, and opens it.
-
-    Raises:
-      BadInputError: as `BlockWriter`.
-    """
+    """Writes a store of the given blocks, in the order of their ids, and opens it."""
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         for block in blocks_to_write:
             writer.add(block)
@@ -87,11 +82,6 @@ class BlockWriter:
         Args:
           directory: where the store will appear; must be absent or empty.
           vocabulary: the tokenizer of the wordpieces; it is copied into the store.
-          chunk_length: wordpieces that the blocks are packed to.
-
-        Raises:
-          BadInputError: `directory` is not empty. Later: no block was written, a title
-            is too long, or the disk is full.
         """
         self.metadata: dict[str, Any] = {}
         self._directory = Path(directory)
@@ -139,11 +129,7 @@ class BlockWriter:
         self._append(title_length, ids.tobytes(), content, record, block.text)
 
     def copy(self, source: BlockStore, start: int, stop: int) -> None:
-        """Appends the blocks [start, stop) of another store unchanged.
-
-        Raises:
-          BadInputError: a file of the other store is damaged.
-        """
+        """Appends the blocks [start, stop) of another store unchanged."""
         width = self._vocabulary.id_dtype.itemsize
         for first in range(start, stop, _COPIED_AT_ONCE):
             stored = source.stored(first, min(first + _COPIED_AT_ONCE, stop))
@@ -162,14 +148,14 @@ class BlockWriter:
     def add_documents(self, rows: np.ndarray) -> None:
         """Appends the rows of the documents whose blocks were added.
 
-        See `document_table.document_rows`.
+        See `document_rows`.
         """
         self._documents += rows.tobytes()
 
     @property
     def documents(self) -> np.ndarray:
-        """The document rows added so far, see `document_table.DOCUMENT`."""
-        return np.frombuffer(bytes(self._documents), DOCUMENT)
+        """The document rows added so far, see `blocks.DOCUMENT`."""
+        return np.frombuffer(bytes(self._documents), blocks.DOCUMENT)
 
     @property
     def num_blocks(self) -> int:
@@ -269,3 +255,16 @@ def content_hash(title_length: int, ids: np.ndarray) -> bytes:
     digest.update(title_length.to_bytes(4, "little"))
     digest.update(ids.tobytes())
     return digest.digest()
+
+
+def document_rows(
+    documents: Sequence[Document], num_blocks: Sequence[int]
+) -> np.ndarray:
+    """Returns the table rows of documents and the number of blocks from each."""
+    hashes = (
+        hashlib.blake2b(d.source_id.encode(), digest_size=blocks.HASH_BYTES).digest()
+        for d in documents
+    )
+    titled = (bool(document.title.strip()) for document in documents)
+    rows = list(zip(hashes, num_blocks, titled, strict=True))
+    return np.array(rows, blocks.DOCUMENT)

@@ -10,8 +10,8 @@ Blocks are not kept as Python objects. A store is a directory:
     title_lengths.npy            uint16: number of a block's ids that are its title
     hashes.npy                   uint8: 16-byte content hash of each block, for
                                  refreshes
-    documents.npy                number of blocks from each document, see
-                                 `document_table.py`
+    documents.npy                the documents in order, those without text, too: number
+                                 of blocks of each, see `DOCUMENT`
     texts-NNNNN.array_record     JSON records: title, body, source, sentences, spans
 
 Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
@@ -51,6 +51,15 @@ HASHES_FILE = "hashes.npy"
 DOCUMENTS_FILE = "documents.npy"
 HASH_BYTES = 16
 
+DOCUMENT = np.dtype(
+    [("id_hash", f"V{HASH_BYTES}"), ("num_blocks", "<i4"), ("has_title", "?")]
+)
+"""A row of the documents: a hash of the id, the number of blocks, which follow those of
+the row before, and whether the title is more than white space.
+
+Changing the documents of a corpus requires them. The texts name the article of each
+block, but not documents without text, nor the boundary between two of the same id."""
+
 _OPEN_TEXT_FILES = 16
 _INFO_FIELDS = {
     "num_blocks": int,
@@ -69,9 +78,7 @@ class BlockText(NamedTuple):
     """The text of a block; character positions count from the start of `body`.
 
     Attributes:
-      title: title of the article.
       body: the block's sentences as they appear in the article.
-      source_id: identifies the article.
       sentences: [start, end) of each sentence, in order.
       spans: salient spans, in order, each inside one sentence.
     """
@@ -127,14 +134,11 @@ class BlockStore:
     """A corpus of blocks, opened for reading.
 
     Attributes:
-      directory: directory of the store.
-      info: the content of corpus.json.
       num_blocks: number of blocks; their ids are 0 to num_blocks - 1.
       chunk_length: wordpieces a block was packed to, title and special pieces
         included; a single longer sentence exceeds it.
       fingerprint: SHA-256 (hex) of vocabulary, ids, titles and texts. Spans are left
         out, so that tagging the corpus again does not invalidate an index.
-      vocabulary: the tokenizer of the ids.
       content_hashes: uint8 [block, 16], a hash of title and body. A block that occurs
         in two corpora has the same hash in both, whatever its id.
     """
@@ -177,13 +181,7 @@ class BlockStore:
         read, ten bytes a block.
 
         Args:
-          directory: folder of the store.
           verify: whether every byte is read and checksums are compared, too.
-
-        Raises:
-          BadInputError: there is no store, a file is missing, truncated or damaged, the
-            format version differs, or the vocabulary is not the one the ids were made
-            with.
         """
         directory = Path(directory)
         info = read_info(directory)
@@ -207,21 +205,13 @@ class BlockStore:
         return cls(directory, info, vocabulary)
 
     def verify(self) -> None:
-        """Reads every byte of the store and compares checksums.
-
-        Raises:
-          BadInputError: a file is damaged; the message names it.
-        """
+        """Reads every byte of the store and compares checksums."""
         require_sound(self.directory, self.info["files"], contents=True)
 
     def documents(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> layout.Documents[np.ndarray]:
-        """Returns the blocks' wordpieces and lengths; -1 has none.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns the blocks' wordpieces and lengths; -1 has none."""
         starts, titles, bodies = self._places(block_ids)
         return layout.consecutive(self._ids, starts, titles, bodies)
 
@@ -230,21 +220,9 @@ class BlockStore:
     ) -> tuple[
         Int32[np.ndarray, "*batch document"], Int32[np.ndarray, "*batch document"]
     ]:
-        """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
+        """Returns the embedder's input; see `layout.document_inputs`.
 
-        The title comes first and the body takes the remaining space; what does not fit
-        is truncated, but the last [SEP] is always kept. The null document (-1) is
-        `[CLS] [SEP] [SEP]`.
-
-        Args:
-          block_ids: any shape; -1 is the null document.
-          length: wordpieces per row, at least 3.
-
-        Returns:
-          Ids padded with 0, and segments: 0 for the title and padding, 1 for the body.
-
-        Raises:
-          BadInputError: an id is out of range or `length` is below 3.
+        The null document (-1) is `[CLS] [SEP] [SEP]`.
         """
         if length < 3:
             raise BadInputError(
@@ -268,19 +246,9 @@ class BlockStore:
         Int32[np.ndarray, "*batch candidate joined"],
         Int32[np.ndarray, "*batch candidate joined"],
     ]:
-        """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
+        """Returns the reader's input; see `layout.joined_inputs`.
 
-        Args:
-          query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
-          block_ids: candidates of each query; the null document (-1) has no body.
-          length: wordpieces per row, more than those of a query row. The query is never
-            truncated; the body is cut to the remaining space.
-
-        Returns:
-          Ids padded with 0, and segments: 0 for the query and padding, 1 for the body.
-
-        Raises:
-          BadInputError: an id is out of range or `length` leaves no room.
+        The null document (-1) has no body.
         """
         query_ids = np.asarray(query_ids)
         if length <= query_ids.shape[-1]:
@@ -296,11 +264,7 @@ class BlockStore:
     def body_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
     ) -> Int32[np.ndarray, "*batch length"]:
-        """Returns bodies without title or special pieces, truncated or padded.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns bodies without title or special pieces, truncated or padded."""
         return layout.body_inputs(self.documents(block_ids), length, np)
 
     def consecutive_bodies(
@@ -309,13 +273,7 @@ class BlockStore:
         """Returns the bodies of `body_ids` one after the other, without padding.
 
         For thousands of bodies, of which a padded array would be several times as slow.
-
-        Returns:
-          The wordpieces as they are stored, with a 0 after each body; and the place of
-          each of these zeros.
-
-        Raises:
-          BadInputError: an id is out of range.
+        Each is followed by a 0; the places of these zeros are returned, too.
         """
         starts, titles, bodies = self._places(block_ids)
         lengths = np.minimum(bodies, length)
@@ -329,29 +287,17 @@ class BlockStore:
     def body_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> Int64[np.ndarray, "*batch"]:
-        """Returns the number of wordpieces in each body; the null document has 0.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns the number of wordpieces in each body; the null document has 0."""
         return self.documents(block_ids).body_lengths
 
     def title_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> Int64[np.ndarray, "*batch"]:
-        """Returns the number of wordpieces in each title; the null document has 0.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns the number of wordpieces in each title; the null document has 0."""
         return self.documents(block_ids).title_lengths
 
     def text(self, block_id: int) -> BlockText:
-        """Returns the text of one block; the null document has none.
-
-        Raises:
-          BadInputError: the id is out of range or its text file is damaged.
-        """
+        """Returns the text of one block; the null document has none."""
         return self.texts([block_id])[0]
 
     def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
@@ -361,11 +307,7 @@ class BlockStore:
         return [decode_text(record) for record in self._records(rows)]
 
     def stored(self, start: int, stop: int) -> StoredBlocks:
-        """Returns the blocks [start, stop), at least one, as they are stored.
-
-        Raises:
-          BadInputError: an id is out of range or a text file is damaged.
-        """
+        """Returns the blocks [start, stop), at least one, as they are stored."""
         rows = np.arange(start, stop)
         _check_ids(rows, 0, self.num_blocks)
         edges = np.asarray(self._offsets[start : stop + 1])
@@ -418,14 +360,22 @@ class BlockStore:
 
 
 def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the content of a store's corpus.json.
-
-    Raises:
-      BadInputError: there is none, it is damaged, or it is of another format version.
-    """
+    """Returns the content of a store's corpus.json."""
     return read_manifest(
         Path(directory) / INFO_FILE, FORMAT_VERSION, "a prepared corpus", _INFO_FIELDS
     )
+
+
+def read_documents(store: BlockStore) -> np.ndarray:
+    """Returns the rows of a corpus, mapped into memory."""
+    if DOCUMENTS_FILE not in store.info["files"]:
+        raise BadInputError(
+            f"expected {DOCUMENTS_FILE} in {store.directory}, which says where its "
+            "documents are, but it was prepared before there was such a file; remove "
+            "the corpus and prepare it again, which keeps its fingerprint."
+        )
+    path = store.directory / DOCUMENTS_FILE
+    return map_array(path, DOCUMENT, (store.info.get("num_documents"),))
 
 
 def tokenizer_settings(info: Mapping[str, Any]) -> dict[str, bool]:

@@ -60,10 +60,6 @@ def split_sentences(
     They are in order, do not overlap, neither begin nor end with white space, and
     cover everything else. Sentence boundaries are also WordPiece word boundaries, so
     the wordpieces of a text are the concatenation of those of its sentences.
-
-    Args:
-      text: the text.
-      tokenize_chinese_chars: as of the `WordPiece`.
     """
     paragraphs = [0, *(match.end() for match in _PARAGRAPH_BREAK.finditer(text))]
     starts = [
@@ -87,19 +83,14 @@ def divide(
     room: int,
     tokenize_chinese_chars: bool = True,
 ) -> list[int]:
-    """Divides a sentence that is longer than a block.
+    """Returns the wordpieces that begin a part of a sentence too long for a block.
 
     Each part is as long as fits and ends with a line or a full stop, else at a comma
     or the like, else with a word. A word that is itself too long stays whole.
 
     Args:
-      text: the sentence.
       offsets: characters [start, end) of each of its wordpieces.
       room: most wordpieces of a part.
-      tokenize_chinese_chars: as of the `WordPiece`.
-
-    Returns:
-      The wordpieces that begin a part, in order; 0 is the first.
     """
     starts = offsets[:, 0].tolist()
 
@@ -154,22 +145,11 @@ def split_at(
 def pack(
     title_length: int, sentence_lengths: Sequence[int], chunk_length: int
 ) -> list[range]:
-    """Packs whole sentences greedily into blocks without overlap.
+    """Packs whole sentences greedily into blocks; returns the sentences of each.
 
     A block grows while `3 + title + sentences <= chunk_length`. A sentence that is too
     long for any block becomes its own block; the model sees it truncated (see
     `divide`).
-
-    Args:
-      title_length: wordpieces of the title, repeated in every block.
-      sentence_lengths: wordpieces of each sentence.
-      chunk_length: wordpieces of a block, title and special pieces included.
-
-    Returns:
-      For each block, the indices of its sentences. Every sentence is in one block.
-
-    Raises:
-      BadInputError: `chunk_length` has no room for a single wordpiece.
     """
     require_room(chunk_length)
     room = chunk_length - NUM_SPECIAL_PIECES - title_length
@@ -185,11 +165,7 @@ def pack(
 
 
 def require_room(chunk_length: int) -> None:
-    """Checks that a block has room for more than its special pieces.
-
-    Raises:
-      BadInputError: it has not.
-    """
+    """Checks that a block has room for more than its special pieces."""
     if chunk_length <= NUM_SPECIAL_PIECES:
         raise BadInputError(
             f"expected a chunk length above {NUM_SPECIAL_PIECES}, the special pieces "

@@ -70,9 +70,6 @@ def chunk_each(
     The wordpieces of a block are the concatenation of those of its sentences, which
     equals the wordpieces of its body as a whole (see `split_sentences`). A title has at
     most half of a block, and a sentence that does not fit the rest is divided.
-
-    Raises:
-      BadInputError: `chunk_length` has no room for a single wordpiece.
     """
     require_room(chunk_length)
     room = chunk_length - NUM_SPECIAL_PIECES

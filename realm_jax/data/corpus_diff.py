@@ -20,7 +20,6 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.documents import Document, document_from_fields, id_field
 from realm_jax.data.records import RecordError, json_object, shorten
 
-_ROWS_AT_ONCE = 1 << 20
 # Work can be stopped between two batches of documents.
 _DOCUMENTS_AT_ONCE = 1 << 12
 
@@ -35,10 +34,6 @@ def change_from_json(line: bytes, where: str) -> Document:
     Args:
       line: an object in UTF-8: `id`, and either `"deleted": true` or what
         `document_from_json` reads.
-      where: names the line in errors.
-
-    Raises:
-      RecordError: the line is no such object.
     """
     fields = json_object(line, where)
     deleted = fields.get("deleted", False)
@@ -58,9 +53,8 @@ class Changes:
     """Changes to a corpus, in the order given.
 
     Attributes:
-      rows: table rows of the documents, see `document_table.DOCUMENT`; a deletion has a
+      rows: table rows of the documents, see `blocks.DOCUMENT`; a deletion has a
         row without blocks. Ids are unique.
-      deleted: bool [change], True for deletions.
       store: the blocks of the rows, or None if there are none.
     """
 
@@ -71,15 +65,10 @@ class Changes:
     def find(self, documents: np.ndarray) -> "Places":
         """Returns the positions of the changed documents in a corpus's table."""
         order = np.argsort(self.rows["id_hash"], kind="stable")
-        wanted = self.rows["id_hash"][order]
-        matches = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for first in range(0, len(documents) if len(wanted) else 0, _ROWS_AT_ONCE):
-            hashes = documents["id_hash"][first : first + _ROWS_AT_ONCE]
-            places = np.searchsorted(wanted, hashes).clip(max=len(wanted) - 1)
-            found = np.flatnonzero(wanted[places] == hashes)
-            matches.append((first + found, order[places[found]]))
-        old, change = map(np.concatenate, zip(*matches, strict=True))
-        return Places(old, change)
+        wanted, hashes = self.rows["id_hash"][order], documents["id_hash"]
+        places = np.searchsorted(wanted, hashes).clip(max=len(wanted) - 1)
+        found = np.flatnonzero(wanted[places] == hashes)
+        return Places(found, order[places[found]])
 
 
 @dataclass(frozen=True)
@@ -107,14 +96,12 @@ def write_changed(
 
     Args:
       writer: the writer of the new version; both versions share its vocabulary.
-      corpus: the current version.
       documents: its table.
-      changes: the changes to apply.
       places: positions of the changed documents in the table.
       progress: called with the number of blocks written so far.
     """
-    unchanged = _Unchanged(writer, corpus, documents, progress)
     ends = np.cumsum(changes.rows["num_blocks"], dtype=np.int64)
+    starts = np.append(0, np.cumsum(documents["num_blocks"], dtype=np.int64))
 
     def put(change: int) -> None:
         row = changes.rows[change : change + 1]
@@ -123,49 +110,23 @@ def write_changed(
             writer.copy(changes.store, start, int(ends[change]))
         writer.add_documents(row)
 
+    def keep(first: int, stop: int) -> None:
+        for at in range(first, stop, _DOCUMENTS_AT_ONCE):
+            end = min(at + _DOCUMENTS_AT_ONCE, stop)
+            writer.copy(corpus, int(starts[at]), int(starts[end]))
+            writer.add_documents(documents[at:end])
+            progress(writer.num_blocks)
+
     seen = np.zeros(len(changes.rows), bool)
+    kept = 0
     for document, change in zip(
         places.documents.tolist(), places.changes.tolist(), strict=True
     ):
-        unchanged.copy_until(document)
-        unchanged.skip_document()
+        keep(kept, document)
+        kept = document + 1
         if not (changes.deleted[change] or seen[change]):
             put(change)
         seen[change] = True
-    unchanged.copy_until(len(documents))
+    keep(kept, len(documents))
     for change in np.flatnonzero(~(seen | changes.deleted)).tolist():
         put(change)
-
-
-class _Unchanged:
-    """Copies unchanged documents in a single pass, keeping only its position."""
-
-    def __init__(
-        self,
-        writer: BlockWriter,
-        corpus: BlockStore,
-        documents: np.ndarray,
-        progress: Callable[[int], None],
-    ):
-        self._writer = writer
-        self._corpus = corpus
-        self._documents = documents
-        self._progress = progress
-        self._document = 0
-        self._block = 0
-
-    def copy_until(self, document: int) -> None:
-        """Copies the documents from the current position up to this one."""
-        for first in range(self._document, document, _DOCUMENTS_AT_ONCE):
-            rows = self._documents[first : min(first + _DOCUMENTS_AT_ONCE, document)]
-            stop = self._block + int(rows["num_blocks"].sum(dtype=np.int64))
-            self._writer.copy(self._corpus, self._block, stop)
-            self._writer.add_documents(rows)
-            self._block = stop
-            self._progress(self._writer.num_blocks)
-        self._document = document
-
-    def skip_document(self) -> None:
-        """Skips the next document."""
-        self._block += int(self._documents["num_blocks"][self._document])
-        self._document += 1

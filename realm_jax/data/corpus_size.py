@@ -75,7 +75,6 @@ class CorpusSize:
         """Returns the size of the examples in bytes; an estimate if `examples` is 0.
 
         Args:
-          document_length: wordpieces of a document.
           spans: whether the estimate counts masked sentences, the spans of each.
           pairs: whether it counts sentence-block pairs, one of each sentence. Questions
             are so few that they count as nothing.
@@ -103,7 +102,6 @@ class CorpusSize:
         """Returns the work of embedding its documents, relative to full length.
 
         Args:
-          document_length: full length of a document, in wordpieces.
           padding: share of the computation that is padding, when blocks of similar
             length are embedded together.
           prompt_length: wordpieces that each document has in addition.
@@ -118,11 +116,7 @@ def of_corpus(path: str, tasks: Sequence[str] | None = None) -> CorpusSize | Non
     """Returns the size of a prepared corpus, None if there is none here.
 
     Args:
-      path: the corpus.
       tasks: the tasks whose examples are counted; None for all.
-
-    Raises:
-      BadInputError: there is one, but it cannot be read.
     """
     if not path or not (pathlib.Path(path) / "corpus.json").exists():
         return None

@@ -61,7 +61,6 @@ class LeftOut(NamedTuple):
     """A record that is intact, but excluded from a corpus.
 
     Attributes:
-      where: the file, or dataset, and the place in it.
       reason: the rule that excludes it, worded the same for all such records.
     """
 
@@ -97,42 +96,24 @@ def document_from_json(line: bytes, where: str) -> Document:
         either, the title names the document, and the text one without a title: each of
         these is an article of its own. `spans` is a list of [start, end] or
         [start, end, label] in characters of the text. Other fields are ignored.
-      where: names the line in errors.
-
-    Raises:
-      RecordError: the line is no such object.
     """
     return document_from_fields(json_object(line, where), where)
 
 
 def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
-    """Converts a parsed object to a document; see `document_from_json`.
-
-    Raises:
-      RecordError: the object lacks the fields or has values of other types.
-    """
+    """Converts a parsed object to a document; see `document_from_json`."""
     title, text = title_and_text(fields, where)
     spans = None
     if "spans" in fields:
         spans = _json_spans(fields["spans"], len(text), where)
     name = id_field(fields, where) or title
     if not name.strip() and text.strip():
-        name = _name_of(text)
+        name = f"text-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     return Document(title, text, name, spans)
 
 
-def _name_of(text: str) -> str:
-    """Returns an id that depends on the text alone."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"text-{digest}"
-
-
 def id_field(fields: Mapping[str, Any], where: str) -> str:
-    """Returns the field `id`, or `_id`, a string or a number; "" if it is absent.
-
-    Raises:
-      RecordError: it has another type.
-    """
+    """Returns the field `id`, or `_id`, a string or a number; "" if it is absent."""
     value = fields.get("id")
     value = fields.get("_id") if value is None else value
     if value is None:
@@ -147,11 +128,7 @@ def id_field(fields: Mapping[str, Any], where: str) -> str:
 
 
 def title_and_text(fields: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """Returns the fields `title`, "" if it is absent, and `text`; both may be empty.
-
-    Raises:
-      RecordError: the text is absent, or one is not a string.
-    """
+    """Returns the fields `title`, "" if it is absent, and `text`; both may be empty."""
     title, text = fields.get("title"), fields.get("text")
     title = "" if title is None else title
     if not isinstance(title, str) or not isinstance(text, str):
@@ -175,15 +152,8 @@ def document_from_bytes(
 
     Args:
       title: the title, which also identifies the document.
-      text: the text that the offsets refer to.
-      where: names the record in errors.
       spans: salient spans, not empty.
       sentences: in order and disjoint.
-
-    Raises:
-      RecordError: the UTF-8 is invalid, an offset is outside the text or inside a
-        character, a span is empty, the labels do not match the spans, or sentences
-        overlap.
     """
     name, body = decode(title, "title", where), decode(text, "text", where)
     given = None if spans is None else _byte_spans(text, spans, where)

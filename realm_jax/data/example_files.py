@@ -23,17 +23,12 @@ _ROW: _Spec = (SENTENCE_START, ())
 
 
 class ExampleFiles:
-    """The .npy files of a set of examples.
-
-    Attributes:
-      count: examples appended so far.
-    """
+    """The .npy files of a set of examples."""
 
     def __init__(self, directory: Path, dtypes: Mapping[str, np.dtype]):
         """Prepares a writer; the first batch determines which files are created.
 
         Args:
-          directory: where the files are created.
           dtypes: narrower integers in which an array is stored, by its name; all others
             are stored as they are.
         """
@@ -45,12 +40,7 @@ class ExampleFiles:
         self.count = 0
 
     def append(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Appends the examples of a batch; the first batch determines the features.
-
-        Raises:
-          BadInputError: the batch differs in features, types or shapes from those
-            before, or a value does not fit the dtype in which it is stored.
-        """
+        """Appends the examples of a batch; the first batch determines the features."""
         arrays = {name: np.ascontiguousarray(value) for name, value in batch.items()}
         specs = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
         if not self._files:

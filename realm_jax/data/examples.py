@@ -10,28 +10,24 @@ A set of examples is a directory:
 Arrays are memory-mapped. `batch_order.py` chooses the rows of each update.
 """
 
-import itertools
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import jax
 import numpy as np
 from jaxtyping import Int, Int64
 
 from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.example_files import SENTENCE_STARTS, ExampleFiles
-from realm_jax.data.example_layouts import (
-    LAYOUT,
-    References,
-    describe_layout,
-    describe_specs,
-    parse_layout,
-    parse_specs,
-)
 from realm_jax.data.features import Example, FeatureSpecs
-from realm_jax.data.masking import mask_together
+from realm_jax.data.inverse_cloze import PairRows
+from realm_jax.data.masking import SpanRows, mask_together
+from realm_jax.data.random_masking import PieceRows
+from realm_jax.data.references import References, SentenceRows
 from realm_jax.data.store_files import (
     map_array,
     new_folder,
@@ -49,6 +45,9 @@ CORPUS_FINGERPRINT = "corpus_fingerprint"
 _WHOLE_ROWS_ONLY = 1
 _INFO_FIELDS = {"count": int, "features": dict, "metadata": dict}
 _ARRAYS = "arrays"
+_LAYOUT, _ROWS, _KIND = "layout", "rows", "kind"
+_WHOLE, _SENTENCES = "whole", "sentences"
+_KINDS = {kind.kind: kind for kind in (PairRows, PieceRows, SpanRows)}
 _AT_ONCE = 4096
 
 
@@ -75,11 +74,6 @@ def write_examples(
       references: what the batches refer to, whose arrays are then columns of
         `references.layout`; None if they hold the features themselves.
       dtypes: narrower integers in which features are stored, by name.
-
-    Raises:
-      BadInputError: `directory` is not empty, there is no example, the batches differ
-        in features, types or shapes, a value does not fit its dtype, or the disk is
-        full.
     """
     directory = Path(directory)
     require_free(directory)
@@ -104,12 +98,7 @@ class Batched(Protocol):
 
 
 class Feature:
-    """A feature of all examples, computed where it is indexed, like an array on disk.
-
-    Attributes:
-      shape: of an array of all examples.
-      dtype: of its values.
-    """
+    """A feature of all examples, computed where it is indexed, like a mapped array."""
 
     def __init__(self, examples: "Batched", name: str):
         """Use `Examples.features`."""
@@ -146,8 +135,6 @@ class Examples:
     """A set of examples, opened for reading.
 
     Attributes:
-      directory: directory of the files.
-      metadata: the values stored with the examples.
       specs: shape and type of each feature of an example in a batch.
       features: each feature of all examples: its memory-mapped array, or, if it is not
         stored as it is in a batch, a `Feature`.
@@ -191,19 +178,14 @@ class Examples:
         """Opens examples after checking sizes, types and shapes of their files.
 
         Args:
-          directory: directory of the examples.
           expect: metadata they must have, such as the fingerprint of the corpus.
           verify: whether every byte is read and checksums are compared, too.
           corpus: the blocks that the rows refer to, if they do; None opens CORPUS where
             the directory is CORPUS/examples/TASK/SPLIT.
-
-        Raises:
-          BadInputError: there are no examples, a file is missing, truncated or damaged,
-            the metadata differ from `expect`, or the rows refer to another corpus.
         """
         directory = Path(directory)
         info = _read_info(directory)
-        layout = info[LAYOUT]
+        layout = info[_LAYOUT]
         _require_metadata(directory, info, expect or {})
         references = None
         if layout is not None:
@@ -238,20 +220,12 @@ class Examples:
         return self._count
 
     def verify(self) -> None:
-        """Reads every byte and compares checksums.
-
-        Raises:
-          BadInputError: a file is damaged; the message names it.
-        """
+        """Reads every byte and compares checksums."""
         arrays = _described_arrays(_read_info(self.directory))
         _require_sound(self.directory, arrays, contents=True)
 
     def batch(self, indices: Int[np.ndarray, " batch"]) -> Example:
-        """Returns the examples at `indices`, in the given order.
-
-        Raises:
-          BadInputError: a row refers to no sentence of the corpus.
-        """
+        """Returns the examples at `indices`, in the given order."""
         rows = {name: array[indices] for name, array in self._arrays.items()}
         if self._references is None:
             return {
@@ -301,9 +275,6 @@ class Examples:
         """Returns the rows of a step's batch.
 
         Args:
-          step: updates done.
-          batch_size: rows of the whole batch.
-          seed: seeds the order, not negative.
           spans: whether an epoch visits one row of each sentence or every row. Every
             row is visited where it is not known which rows share a sentence.
             `TOGETHER` visits the same rows as `ONE_PER_SENTENCE`.
@@ -314,60 +285,15 @@ class Examples:
             self.sentence_starts, step, batch_size=batch_size, seed=seed
         )
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        num_hosts: int = 1,
-        host: int = 0,
-        spans: Spans = Spans.ONE_PER_SENTENCE,
-    ) -> Iterator[Example]:
-        """Yields batches without end, beginning with that of step `start_step`.
-
-        Args:
-          batch_size: examples of all hosts together.
-          seed: seeds the order of the examples, not negative.
-          start_step: the first step; earlier steps are not replayed.
-          num_hosts: number of equal parts of a batch.
-          host: the part to yield.
-          spans: the rows that an epoch visits; see `step_rows`.
-
-        Raises:
-          BadInputError: the batch cannot be split into `num_hosts` equal parts, there
-            is no part `host`, or the seed is negative.
-        """
-        if batch_size < 1 or batch_size % num_hosts or not 0 <= host < num_hosts:
-            raise BadInputError(
-                f"expected a batch size that {num_hosts} hosts share equally and a "
-                f"host below {num_hosts}, got {batch_size} and host {host}; choose a "
-                "multiple of the number of hosts."
-            )
-        if seed < 0:
-            raise BadInputError(f"expected a seed of 0 or more, got {seed}; change it.")
-        share = slice(
-            host * batch_size // num_hosts, (host + 1) * batch_size // num_hosts
-        )
-        rows_by_step = (
-            self.step_rows(step, batch_size=batch_size, seed=seed, spans=spans)
-            for step in itertools.count(start_step)
-        )
-        return (self.batch(rows[share]) for rows in rows_by_step)
-
 
 def read_specs(directory: str | os.PathLike[str]) -> FeatureSpecs:
-    """Returns shape and type of each feature of an example, without opening arrays.
-
-    Raises:
-      BadInputError: there are no examples, or examples.json cannot be read.
-    """
+    """Returns shape and type of each feature of an example, without opening arrays."""
     return _specs(_read_info(Path(directory)))
 
 
 def _specs(info: Mapping[str, Any]) -> FeatureSpecs:
-    layout = info[LAYOUT]
-    return parse_specs(info["features"]) if layout is None else layout.specs
+    layout = info[_LAYOUT]
+    return _parse_specs(info["features"]) if layout is None else layout.specs
 
 
 def _write_partial(
@@ -396,8 +322,8 @@ def _write_partial(
         files.close()
     info = {
         "format_version": FORMAT_VERSION,
-        LAYOUT: describe_layout(layout),
-        "features": describe_specs(files.specs if layout is None else layout.specs),
+        _LAYOUT: _describe_layout(layout),
+        "features": _describe_specs(files.specs if layout is None else layout.specs),
         **contents,
         "metadata": dict(metadata),
     }
@@ -436,11 +362,11 @@ def _read_info(directory: Path) -> dict[str, Any]:
     )
     try:
         if info["format_version"] == _WHOLE_ROWS_ONLY:
-            info |= {LAYOUT: describe_layout(None), _ARRAYS: info["features"]}
-        require_fields(info, {LAYOUT: dict, _ARRAYS: dict})
-        info[LAYOUT] = parse_layout(info[LAYOUT])
-        layout, arrays = info[LAYOUT], info[_ARRAYS]
-        wanted = parse_specs(info["features"]) if layout is None else layout.columns
+            info |= {_LAYOUT: _describe_layout(None), _ARRAYS: info["features"]}
+        require_fields(info, {_LAYOUT: dict, _ARRAYS: dict})
+        info[_LAYOUT] = _parse_layout(info[_LAYOUT])
+        layout, arrays = info[_LAYOUT], info[_ARRAYS]
+        wanted = _parse_specs(info["features"]) if layout is None else layout.columns
         if not wanted or arrays.keys() != wanted.keys():
             raise ValueError(f"{', '.join(wanted) or 'one'} expected")
         for name, entry in _described_arrays(info).items():
@@ -466,3 +392,55 @@ def _require_sound(
 ) -> None:
     table = {f"{name}.npy": entry for name, entry in arrays.items()}
     require_sound(directory, table, contents=contents)
+
+
+def _describe_layout(layout: SentenceRows | None) -> dict[str, Any]:
+    """Returns the entry of a layout in examples.json; None is that of whole rows."""
+    if layout is None:
+        return {_ROWS: _WHOLE, "about": "A row has an array of each feature."}
+    kind = {_ROWS: _SENTENCES, "about": f"{layout.about}.", _KIND: layout.kind}
+    return {**kind, **dataclasses.asdict(layout)}
+
+
+def _parse_layout(entry: Any) -> SentenceRows | None:
+    """Inverts `_describe_layout`.
+
+    Raises:
+      ValueError: it is no such entry, or of a later release.
+      BadInputError: its lengths leave no room for an example.
+    """
+    require_fields(entry, {_ROWS: str})
+    if entry[_ROWS] == _WHOLE:
+        return None
+    require_fields(entry, {_KIND: str})
+    if entry[_ROWS] != _SENTENCES or entry[_KIND] not in _KINDS:
+        raise ValueError(f"rows of {entry[_ROWS]!r}, {entry[_KIND]!r}, are not known")
+    kind = _KINDS[entry[_KIND]]
+    names = [field.name for field in dataclasses.fields(kind)]
+    require_fields(entry, dict.fromkeys(names, int))
+    return kind(**{name: entry[name] for name in names})
+
+
+def _describe_specs(specs: FeatureSpecs) -> dict[str, Any]:
+    """Returns the features of a batch as JSON values: dtype and shape of an example."""
+    return {
+        name: {"dtype": np.dtype(spec.dtype).name, "shape": list(spec.shape)}
+        for name, spec in specs.items()
+    }
+
+
+def _parse_specs(entries: Mapping[str, Any]) -> FeatureSpecs:
+    """Inverts `_describe_specs`; further entries are ignored.
+
+    Raises:
+      ValueError: an entry is none of a feature.
+    """
+    specs = {}
+    for name, entry in entries.items():
+        require_fields(entry, {"dtype": str, "shape": list})
+        try:
+            dtype, shape = np.dtype(entry["dtype"]), tuple(map(int, entry["shape"]))
+            specs[name] = jax.ShapeDtypeStruct(shape, dtype)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    return specs

@@ -56,11 +56,7 @@ def stack(examples: Sequence[Mapping[str, object]], specs: FeatureSpecs) -> Exam
 def query_row(
     pieces: Int[np.ndarray, " pieces"], length: int, vocabulary: WordPiece
 ) -> Int32[np.ndarray, " length"]:
-    """Returns `[CLS] x [SEP]` padded with 0; x is truncated where it does not fit.
-
-    Raises:
-      BadInputError: `length` is below 3, without room for a wordpiece.
-    """
+    """Returns `[CLS] x [SEP]` padded with 0; x is truncated where it does not fit."""
     if length < 3:
         raise BadInputError(
             f"expected room for [CLS] x [SEP], got a query length of {length}; raise "

@@ -37,11 +37,7 @@ _DIVIDED = 16
 def inverse_cloze_specs(
     query_length: int = QUERY_LENGTH, document_length: int = DOCUMENT_LENGTH
 ) -> FeatureSpecs:
-    """Returns the features of one example of `types.InverseClozeBatch`.
-
-    Raises:
-      BadInputError: a length leaves no room for an example.
-    """
+    """Returns the features of one example of `types.InverseClozeBatch`."""
     if query_length < 3 or document_length < 4:
         raise BadInputError(
             "expected a query length of at least 3 and a document length of at least "
@@ -58,12 +54,7 @@ def inverse_cloze_specs(
 
 @dataclasses.dataclass(frozen=True)
 class PairRows(SentenceRows):
-    """Rows that pair a sentence with its block.
-
-    Attributes:
-      query_length: wordpieces of a query.
-      document_length: wordpieces of a document.
-    """
+    """Rows that pair a sentence with its block."""
 
     kind: ClassVar[str] = "inverse_cloze"
     about: ClassVar[str] = (
@@ -116,12 +107,6 @@ def parts_to_pair(
 
     They are its sentences or, if there is one alone, the parts that it has at half its
     length (see `chunking.divide`): a corpus of single sentences has pairs, too.
-
-    Args:
-      text: the body.
-      body: its wordpieces.
-      sentences: characters [start, end) of its sentences.
-      tokenize_chinese_chars: as of the `WordPiece`.
     """
     if len(sentences) != 1 or len(body.ids) < _DIVIDED:
         return sentences
@@ -135,15 +120,9 @@ def parts_to_pair(
 def take_sentence(
     body: Encoding, sentence: tuple[int, int], remove: bool
 ) -> slice | None:
-    """Returns which wordpieces of a body are the sentence that it is paired with.
+    """Returns the wordpieces of a sentence that are paired with a body.
 
-    Args:
-      body: wordpieces of a block's body.
-      sentence: characters [start, end) of the sentence in the body.
-      remove: whether the sentence is removed from the body.
-
-    Returns:
-      None if the sentence has no wordpieces or the rest of the body would be empty.
+    None if there are none, or if the rest of the body would be empty.
     """
     query = pieces_of_sentence(body.offsets, sentence)
     count = query.stop - query.start
@@ -165,21 +144,6 @@ def inverse_cloze_examples(
     The reference implementation draws one sentence of a block each time it visits the
     block; here an epoch visits every sentence. Whether a sentence is removed depends on
     `seed`, the block and the sentence alone.
-
-    Args:
-      store: the corpus.
-      block_ids: shape [block].
-      query_length: wordpieces of a query.
-      document_length: wordpieces of a document.
-      removal_probability: probability that the sentence is removed from the document.
-      seed: determines which sentences are removed.
-
-    Returns:
-      The features of `inverse_cloze_specs` along a leading axis, in the order of
-      blocks and of sentences within them.
-
-    Raises:
-      BadInputError: a block id is out of range or a text cannot be read.
     """
     layout = PairRows(query_length, document_length)
     rows = inverse_cloze_rows(
@@ -195,11 +159,7 @@ def inverse_cloze_rows(
     removal_probability: float = REMOVAL_PROBABILITY,
     seed: int = 0,
 ) -> Example:
-    """Returns the examples of `inverse_cloze_examples` as columns of `PairRows`.
-
-    Raises:
-      BadInputError: as `inverse_cloze_examples`, or `references.read_blocks`.
-    """
+    """Returns the examples of `inverse_cloze_examples` as columns of `PairRows`."""
     made = []
     chinese = store.vocabulary.tokenize_chinese_chars
     for block, (text, body) in zip(

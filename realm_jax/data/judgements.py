@@ -23,8 +23,6 @@ class JudgedQuery:
     """A query and the documents that were judged for it.
 
     Attributes:
-      id: identifies the query.
-      text: the query.
       grades: id of a document -> grade; above 0 it is relevant, and one is.
     """
 
@@ -39,17 +37,14 @@ def read_judgements(
     """Returns the queries that have a relevant document.
 
     Args:
-      queries: JSON lines, plain or gzipped.
       qrels: judgements, or "" if they stand beside the queries.
       documents: ids of the documents of the text.
-
-    Raises:
-      BadInputError: a file cannot be read; a judgement is of an unknown query or
-        document; or no query has a relevant document.
     """
     texts, gold = _read_queries(queries)
     if qrels:
-        grades = _read_qrels(qrels)
+        grades: dict[str, dict[str, int]] = {}
+        for query, document, grade in _qrels_lines(qrels):
+            grades.setdefault(query, {})[document] = grade
         _require_known("queries", queries, qrels, grades, texts)
     elif any(gold.values()):
         grades = {query: dict.fromkeys(ids, 1) for query, ids in gold.items()}
@@ -102,13 +97,6 @@ def _gold_ids(record: Mapping[str, Any], where: str) -> Sequence[str]:
             where, f"expected {_GOLD!r} to be a list of ids, got {ids!r:.60}."
         )
     return [str(i) for i in ids]
-
-
-def _read_qrels(path: str) -> dict[str, dict[str, int]]:
-    grades: dict[str, dict[str, int]] = {}
-    for query, document, grade in _qrels_lines(path):
-        grades.setdefault(query, {})[document] = grade
-    return grades
 
 
 def _qrels_lines(path: str) -> Iterator[tuple[str, str, int]]:

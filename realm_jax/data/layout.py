@@ -27,8 +27,6 @@ class Documents(NamedTuple, Generic[A]):
       take: returns the wordpieces at places [*dims, length], counted from the first one
         of each title; the body follows its title. What it returns for a place outside
         of a document does not matter.
-      title_lengths: wordpieces of each title.
-      body_lengths: wordpieces of each body.
     """
 
     take: Callable[[Int[A, "*dims length"]], Int[A, "*dims length"]]
@@ -47,8 +45,6 @@ def consecutive(
     Args:
       pieces: wordpieces, at least one.
       starts: the first wordpiece of each title.
-      title_lengths: wordpieces of each title.
-      body_lengths: wordpieces of each body.
     """
 
     def take(places: Int[np.ndarray, "*dims length"]) -> np.ndarray:
@@ -65,8 +61,6 @@ def from_lists(
     """Returns one document per title and body of the same place.
 
     Args:
-      titles: wordpieces of each title.
-      bodies: wordpieces of each body.
       shape: dimensions of the documents, in row-major order.
     """
     title_lengths = np.array([len(title) for title in titles], np.int64)
@@ -120,9 +114,6 @@ def query_inputs(
     Args:
       sentences: x is the body; what does not fit is truncated.
       length: wordpieces per row, at least 3.
-      cls: id of [CLS].
-      sep: id of [SEP].
-      xp: numpy or jax.numpy.
     """
     last = xp.minimum(sentences.body_lengths, length - 2)[..., None] + 1
     column = xp.arange(length)
@@ -140,18 +131,12 @@ def document_inputs(
     """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
 
     The title comes first and the body takes the remaining space; what does not fit is
-    truncated, but the last [SEP] is always kept.
+    truncated, but the last [SEP] is always kept. Ids are padded with 0; segments are 0
+    for the title and padding, 1 for the body and the [SEP] behind it.
 
     Args:
       documents: titles and bodies; the null document has neither.
       length: wordpieces per row, at least 3.
-      cls: id of [CLS].
-      sep: id of [SEP].
-      xp: numpy or jax.numpy.
-
-    Returns:
-      int32 ids padded with 0, and segments: 0 for the title and padding, 1 for the body
-      and the [SEP] behind it.
     """
     stored_titles = documents.title_lengths[..., None]
     titles = xp.minimum(stored_titles, length - 3)
@@ -178,17 +163,13 @@ def joined_inputs(
 ) -> tuple[Int[A, "*batch candidate length"], Int[A, "*batch candidate length"]]:
     """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
 
+    Segments are 0 for the query and padding, 1 for the body and the [SEP] behind it.
+
     Args:
       documents: the candidates of each query, [*batch, candidate].
       query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
       length: wordpieces per row, more than those of a query row. The query is never
         truncated; the body is cut to the remaining space.
-      sep: id of [SEP].
-      xp: numpy or jax.numpy.
-
-    Returns:
-      int32 ids padded with 0, and segments: 0 for the query and padding, 1 for the body
-      and the [SEP] behind it.
     """
     first = (query_ids != 0).sum(axis=-1)[..., None, None]
     bodies = xp.minimum(documents.body_lengths[..., None], length - 1 - first)

@@ -34,9 +34,8 @@ from realm_jax.data.references import (
     require_masks,
 )
 from realm_jax.data.salient_spans import Span, Tagger
-from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.types import NULL_BLOCK
 
 QUERY_LENGTH = 96
 MAX_MASKS = 10
@@ -46,11 +45,7 @@ MASK_FIRST, MASK_END = "mask_first", "mask_end"
 def pretrain_specs(
     query_length: int = QUERY_LENGTH, max_masks: int = MAX_MASKS
 ) -> FeatureSpecs:
-    """Returns the features of one example of `types.PretrainBatch`.
-
-    Raises:
-      BadInputError: a length leaves no room for an example.
-    """
+    """Returns the features of one example of `types.PretrainBatch`."""
     if query_length < 3 or max_masks < 1:
         raise BadInputError(
             "expected a query length of at least 3 and at least 1 mask, got "
@@ -71,9 +66,6 @@ def sentence_specs(
     """Returns the features of one example of a masked-sentence task.
 
     They are those of `pretrain_specs`, and `features.SENTENCE_ID`.
-
-    Raises:
-      BadInputError: a length leaves no room for an example.
     """
     return {**pretrain_specs(query_length, max_masks), SENTENCE_ID: int64()}
 
@@ -141,47 +133,7 @@ class SpanRows(MaskedRows):
         )
 
 
-def make_salient_example(
-    body: Encoding,
-    sentence: tuple[int, int],
-    span: tuple[int, int],
-    *,
-    vocabulary: WordPiece,
-    source_block: int = NULL_BLOCK,
-    query_length: int = QUERY_LENGTH,
-    max_masks: int = MAX_MASKS,
-) -> Example | None:
-    """Returns the query that masks a span of a sentence.
-
-    Args:
-      body: wordpieces of the text that holds the sentence.
-      sentence: characters [start, end) of the sentence in that text.
-      span: characters [start, end) of the span in that text.
-      vocabulary: the tokenizer that made `body`.
-      source_block: the block the text is the body of; -1 if none.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
-      max_masks: masked pieces that are scored. Pieces beyond this number are masked
-        too, because they would reveal the answer.
-
-    Returns:
-      The features of `pretrain_specs`, or None if there is nothing to mask: the span
-      does not lie in the sentence, has no wordpieces, or ends beyond the query.
-    """
-    found = _find_span(body.offsets, sentence, span, query_length)
-    if found is None:
-        return None
-    start, stop, first, end = found
-    return masked_example(
-        body.ids[start:stop],
-        np.arange(first, end),
-        vocabulary=vocabulary,
-        source_block=source_block,
-        query_length=query_length,
-        max_masks=max_masks,
-    )
-
-
-def _find_span(
+def find_span(
     offsets: Int[np.ndarray, "pieces 2"],
     sentence: tuple[int, int],
     span: tuple[int, int],
@@ -189,7 +141,14 @@ def _find_span(
 ) -> tuple[int, int, int, int] | None:
     """Returns first and end of a sentence in its text, and of a span in the sentence.
 
-    None if the span is not to be masked; see `make_salient_example`.
+    Those of the span count from the sentence. None if there is nothing to mask: the
+    span does not lie in the sentence, has no wordpieces, or ends beyond the query.
+
+    Args:
+      offsets: characters [start, end) of the wordpieces of the text.
+      sentence: characters [start, end) of the sentence in that text.
+      span: the same of the span.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
     """
     if not sentence[0] <= span[0] < span[1] <= sentence[1]:
         return None
@@ -213,13 +172,9 @@ def masked_example(
     """Returns the features of `pretrain_specs` for a sentence with masked wordpieces.
 
     Args:
-      pieces: the sentence.
       masked: indices of the wordpieces that become [MASK], in order of preference; all
-        lie within the query. The first `max_masks` are scored, in text order.
-      vocabulary: the tokenizer.
-      source_block: the block of the sentence; -1 if none.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
-      max_masks: masked pieces that are scored.
+        lie within the query. The first `max_masks` are scored, in text order. The
+        others are masked too, because they would reveal the answer.
     """
     is_masked, is_scored = np.zeros((2, 1, query_length - 2), bool)
     is_masked[0, masked] = True
@@ -250,8 +205,6 @@ def masked_inputs(
       sentences: the wordpieces of each, as bodies without titles.
       is_masked: which of the wordpieces that fit a query become [MASK].
       is_scored: which of them are scored, at most `max_masks` of a sentence.
-      source_block: the block of each sentence; -1 if none.
-      vocabulary: the tokenizer.
       max_masks: slots for scored pieces, which are filled in text order.
     """
     count, room = is_masked.shape
@@ -281,8 +234,6 @@ def mask_together(examples: Example) -> Example:
         first span is always masked; the others follow in their order, as long as all
         their wordpieces can be scored.
 
-    Returns:
-      An example without the leading axis.
     """
     max_masks = examples["mask_positions"].shape[1]
     counts = (examples["mask_weights"] > 0).sum(axis=1)
@@ -313,23 +264,13 @@ def salient_examples(
     max_masks: int = MAX_MASKS,
     tagger: Tagger | None = None,
 ) -> Example:
-    """Returns an example for every salient span of the blocks.
+    """Returns an example for every salient span of the blocks, in their order.
 
     The trainer draws from the spans of a sentence; see `batch_order.Spans`.
 
     Args:
-      store: the corpus.
-      block_ids: shape [block].
-      query_length: wordpieces of a query.
-      max_masks: masked pieces that are scored.
       tagger: finds the spans in the bodies of the blocks; None uses the stored spans.
 
-    Returns:
-      The features of `sentence_specs` along a leading axis, in the order of blocks and
-      of spans within them.
-
-    Raises:
-      BadInputError: a block id is out of range or a text cannot be read.
     """
     layout = SpanRows(query_length, max_masks)
     rows = salient_rows(store, block_ids, query_length=query_length, tagger=tagger)
@@ -343,14 +284,7 @@ def salient_rows(
     query_length: int = QUERY_LENGTH,
     tagger: Tagger | None = None,
 ) -> Example:
-    """Returns the examples of `salient_examples` as references to their sentences.
-
-    Returns:
-      The columns of `SpanRows`, and `features.SENTENCE_ID`.
-
-    Raises:
-      BadInputError: as `salient_examples`, or `references.read_blocks`.
-    """
+    """Returns `salient_examples` as columns of `SpanRows`, and `SENTENCE_ID`."""
     found = read_blocks(store, block_ids)
     spans = [text.spans for text, _ in found]
     if tagger is not None:
@@ -360,7 +294,7 @@ def salient_rows(
         for block_id, (text, body), tagged in zip(block_ids, found, spans, strict=True)
         for span, index in _with_sentences(tagged, text.sentences)
         if (
-            place := _find_span(
+            place := find_span(
                 body.offsets,
                 text.sentences[index],
                 (span.start, span.end),

@@ -133,12 +133,7 @@ class _Word(NamedTuple):
 def find_names(
     text: str, sentences: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Returns the proper names in `text` as character ranges [start, end), in order.
-
-    Args:
-      text: English text, or text with names in Latin letters.
-      sentences: its sentences; a name lies in one of them.
-    """
+    """Returns the proper names in `text` as character ranges [start, end), in order."""
     words = [_words(text, start, end) for start, end in sentences]
     inner = [
         word for sentence in words for word in sentence if not word.starts_sentence
@@ -222,7 +217,6 @@ def _trim(run: list[_Word], capitalised: set[str], lower: set[str]) -> list[_Wor
     The result is empty if a single word is left that is not a name by itself.
 
     Args:
-      run: neighbouring words.
       capitalised: words of the text that are capitalised within a sentence.
       lower: words of the text without a capital.
     """

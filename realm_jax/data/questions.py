@@ -3,15 +3,23 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.data.features import Example, FeatureSpecs, int32, query_row, stack
-from realm_jax.data.normalisation import normalise_answer
+from realm_jax.data.blocks import DOCUMENTS_FILE, BlockStore, read_documents
+from realm_jax.data.features import (
+    Example,
+    FeatureSpecs,
+    in_chunks,
+    int32,
+    query_row,
+    stack,
+)
+from realm_jax.data.normalisation import normalise_answer, normalise_title
 from realm_jax.data.records import answers_field, json_object, read_text, text_field
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -26,6 +34,9 @@ MAX_ANSWER_TEXT = 64
 MAX_PATTERN_LENGTH = 512
 """Longest regular expression as an answer, in characters; CuratedTREC needs 267."""
 
+_BLOCKS_AT_A_TIME = 1024
+_NAMED = 3
+
 
 @dataclass(frozen=True)
 class Question:
@@ -34,11 +45,8 @@ class Question:
     Attributes:
       id: identifies the question; predictions are joined with references by it.
       index: its row in the file or set, counted from 0 without blank lines.
-      question: the text.
       answers: acceptable answers, at least one.
       split: train, dev, test or any other name in the file.
-      title: title of the article that contains the answer, if known.
-      topic: topic of the question, if known.
       answers_are_patterns: the answers are regular expressions, as in CuratedTREC.
     """
 
@@ -60,12 +68,6 @@ def read_questions(
     Args:
       path: lines with the fields id, question, answers (a list of texts) and split,
         and optionally title, topic and answers_are_patterns (true or false).
-      split: keep only the questions of this split; None keeps all.
-
-    Raises:
-      BadInputError: the file cannot be read, a line is not a question, an id occurs
-        twice, or the split is empty. The message names the file and, for a line, its
-        number.
     """
     name = os.fspath(path)
     questions = list(parse_records(name, records_of(name)))
@@ -86,11 +88,7 @@ def write_questions(
     """Writes a file for `read_questions`, atomically.
 
     Args:
-      path: local or gs://.
       questions: in the order of their index, which is their row in the file.
-
-    Raises:
-      BadInputError: the file cannot be written.
     """
     lines = [json.dumps(_record(q), ensure_ascii=False) + "\n" for q in questions]
     folder, name = os.path.split(os.fspath(path))
@@ -133,25 +131,17 @@ def question_examples(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     max_pattern_length: int = 0,
 ) -> Example:
-    """Converts questions to arrays.
+    """Converts questions to arrays of `question_specs`, in the given order.
+
+    A question has its answers in `answer_ids` or its patterns in `answer_patterns`.
 
     Args:
-      questions: as returned by `read_questions`.
-      vocabulary: the tokenizer of the corpus.
       query_length: wordpieces of `[CLS] question [SEP]`; longer questions are
         truncated.
-      max_answers: number of answers kept for each question; the first ones are.
       max_answer_length: longest answer, in wordpieces. Longer ones are left out,
         because no span of the reader could match them.
       max_pattern_length: longest pattern, in characters. 0 leaves patterns out, which
         suffices to answer the questions, but not to train on them.
-
-    Returns:
-      The features of `question_specs` along a leading axis, in the given order. A
-      question has its answers in `answer_ids` or its patterns in `answer_patterns`.
-
-    Raises:
-      BadInputError: a pattern is longer than `max_pattern_length`.
     """
     specs = question_specs(
         query_length, max_answers, max_answer_length, max_pattern_length
@@ -176,6 +166,22 @@ def question_examples(
     return stack(examples, specs)
 
 
+def cut_questions(
+    question_ids: Int[np.ndarray, "question query"], length: int
+) -> Int[np.ndarray, "question cut"]:
+    """Returns questions of at most `length` wordpieces; [SEP] stays the last of each.
+
+    A question that was cut is the one that `query_row` makes of its text.
+    """
+    if question_ids.shape[1] <= length:
+        return question_ids
+    cut = question_ids[:, :length].copy()
+    last = np.count_nonzero(question_ids, axis=1) - 1
+    sep = question_ids[np.arange(len(question_ids)), last]
+    cut[:, -1] = np.where(last >= length, sep, cut[:, -1])
+    return cut
+
+
 def pattern_length(questions: Iterable[Question]) -> int:
     """Returns the `max_pattern_length` of a set: 0 if no answer is a pattern."""
     any_pattern = any(question.answers_are_patterns for question in questions)
@@ -183,12 +189,7 @@ def pattern_length(questions: Iterable[Question]) -> int:
 
 
 def require_patterns_fit(questions: Iterable[Question], max_length: int) -> None:
-    """Checks that the patterns of questions can be stored as arrays.
-
-    Raises:
-      BadInputError: a pattern is too long or contains NUL; the message names its
-        question.
-    """
+    """Checks that the patterns of questions can be stored as arrays."""
     for question in questions:
         for pattern in question.answers if question.answers_are_patterns else ():
             # Code point 0 is padding; a pattern can spell it as \0.
@@ -243,11 +244,7 @@ def _padded(rows: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarray
 
 
 def records_of(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the object of each line of a file that is not empty.
-
-    Raises:
-      BadInputError: the file cannot be read, or a line is no JSON object.
-    """
+    """Yields the number and the object of each line of a file that is not empty."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             yield number, json_object(line, f"{path}:{number}")
@@ -256,11 +253,7 @@ def records_of(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 def parse_records(
     path: str, records: Iterable[tuple[int, dict[str, Any]]]
 ) -> Iterator[Question]:
-    """Yields the questions in the objects of a file, given with their lines.
-
-    Raises:
-      BadInputError: a field is missing or of another type, or two have the same id.
-    """
+    """Yields the questions in the objects of a file, given with their lines."""
     seen: dict[str, int] = {}
     for index, (number, record) in enumerate(records):
         question = _parse_question(record, f"{path}:{number}", index)
@@ -274,16 +267,7 @@ def parse_records(
 
 
 def _parse_question(record: dict[str, Any], place: str, index: int) -> Question:
-    """Returns the question in a JSON object.
-
-    Args:
-      record: the object.
-      place: file and line, for errors.
-      index: row of the question among those of the file.
-
-    Raises:
-      BadInputError: a field is missing or of another type.
-    """
+    """Returns the question in a JSON object."""
     are_patterns = record.get("answers_are_patterns", False)
     if not isinstance(are_patterns, bool):
         raise BadInputError(
@@ -318,3 +302,43 @@ def _record(question: Question) -> dict[str, Any]:
     if question.answers_are_patterns:
         record["answers_are_patterns"] = True
     return record
+
+
+def describe_unknown_titles(
+    questions: Sequence[Question], known: Collection[str]
+) -> str | None:
+    """Returns a line that counts questions about unknown articles, if there are any.
+
+    Args:
+      known: the titles of the articles, as `normalise_title` makes them.
+    """
+    titles = [question.title for question in questions if question.title is not None]
+    unknown = [title for title in titles if normalise_title(title) not in known]
+    if not unknown:
+        return None
+    named = list(dict.fromkeys(unknown))
+    listed = ", ".join(f"{title!r:.80}" for title in named[:_NAMED])
+    more = f" and {len(named) - _NAMED:,} more" * (len(named) > _NAMED)
+    return (
+        f"{len(unknown):,} of {len(titles):,} questions with a title name an article "
+        f"that is not in the text: {listed}{more}; nothing counts as found for them"
+    )
+
+
+def unknown_titles(store: BlockStore, questions: Sequence[Question]) -> str | None:
+    """Returns `describe_unknown_titles` for a corpus; reads a block of each document.
+
+    Without titles among the questions nothing is read.
+    """
+    if all(question.title is None for question in questions):
+        return None
+    return describe_unknown_titles(questions, set(_titles(store)))
+
+
+def _titles(store: BlockStore) -> Iterator[str]:
+    firsts = np.arange(store.num_blocks)
+    if DOCUMENTS_FILE in store.info["files"]:
+        counts = np.array(read_documents(store)["num_blocks"])
+        firsts = (np.cumsum(counts) - counts)[counts > 0]
+    for ids in in_chunks(firsts, _BLOCKS_AT_A_TIME):
+        yield from (normalise_title(text.title) for text in store.texts(ids))

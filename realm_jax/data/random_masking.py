@@ -114,26 +114,14 @@ def random_rows(
     max_masks: int = MAX_MASKS,
     seed: int = 0,
 ) -> Example:
-    """Returns rows with random masks for every sentence of the blocks.
+    """Returns columns of `PieceRows`, and `SENTENCE_ID`, for sentences of the blocks.
 
     Sentences too short to mask a part of them only are left out.
 
     Args:
-      store: the corpus.
-      block_ids: shape [block].
-      draw: chooses the wordpieces: `draw_tokens` or `draw_spans`.
-      query_length: wordpieces of a query.
       max_masks: masked pieces that are scored, the first of those drawn. BERT masks no
         more than it scores; here the share of masked pieces is kept, and those beyond
         are masked without being scored.
-      seed: determines which pieces are masked.
-
-    Returns:
-      The columns of `PieceRows` and `features.SENTENCE_ID`, in the order of blocks and
-      of sentences within them.
-
-    Raises:
-      BadInputError: a block id is out of range or a text cannot be read.
     """
     layout = PieceRows(query_length, max_masks)
     places, masks = [], []

@@ -22,7 +22,6 @@ class BadRecord(NamedTuple):
     """A record that is damaged.
 
     Attributes:
-      where: the file, or dataset, and the place in it.
       reason: what was expected, what was received, and what to do.
     """
 
@@ -66,15 +65,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def json_object(line: str | bytes, where: str) -> dict[str, Any]:
-    """Parses a JSON object.
-
-    Args:
-      line: the object, as bytes in UTF-8.
-      where: names the line in errors.
-
-    Raises:
-      RecordError: the line is not valid UTF-8, not JSON, or not an object.
-    """
+    """Parses a JSON object."""
     try:
         record = json.loads(line if isinstance(line, str) else line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -92,11 +83,7 @@ def json_object(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def text_field(record: dict[str, Any], field: str, where: str) -> str:
-    """Returns a field that must be a string and not blank.
-
-    Raises:
-      RecordError: it is absent, blank or of another type.
-    """
+    """Returns a field that must be a string and not blank."""
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
         raise RecordError(
@@ -107,11 +94,7 @@ def text_field(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def answers_field(record: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
-    """Returns a field that must be a non-empty list of strings, none blank.
-
-    Raises:
-      RecordError: it is absent, empty or of another type, or a string is blank.
-    """
+    """Returns a field that must be a non-empty list of strings, none blank."""
     answers = record.get(field)
     if (
         not isinstance(answers, list)
@@ -127,11 +110,7 @@ def answers_field(record: dict[str, Any], field: str, where: str) -> tuple[str, 
 
 
 def decode(value: bytes, what: str, where: str) -> str:
-    """Decodes UTF-8.
-
-    Raises:
-      RecordError: the value is not valid UTF-8.
-    """
+    """Decodes UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError as error:

@@ -60,12 +60,7 @@ class SentenceRows(abc.ABC):
         return {name: int32(*shapes.get(name, ())) for name in (*names, *shapes)}
 
     def dtypes(self, num_blocks: int, longest_body: int) -> dict[str, np.dtype]:
-        """Returns the narrowest dtype of each column that fits every row of a corpus.
-
-        Args:
-          num_blocks: its blocks.
-          longest_body: wordpieces of its longest body.
-        """
+        """Returns the narrowest dtype of each column that fits all rows of a corpus."""
         places = np.min_scalar_type(longest_body)
         return {
             **{BLOCK: np.min_scalar_type(num_blocks - 1)},
@@ -86,19 +81,21 @@ class SentenceRows(abc.ABC):
         """Returns the examples of rows, as arrays of `specs` along a leading axis.
 
         Args:
-          store: the corpus that the rows refer to.
           rows: an array of each column, rows along the first axis.
-
-        Raises:
-          BadInputError: a row refers to no such sentence; the message names the row.
         """
+
+
+class References(NamedTuple):
+    """What rows refer to."""
+
+    layout: SentenceRows
+    corpus: BlockStore
 
 
 class Sentences(NamedTuple):
     """Sentences of blocks, by their place in the body.
 
     Attributes:
-      blocks: the blocks, one a row.
       first: the first wordpiece of each sentence in the body of its block.
       end: the wordpiece after its last one.
     """
@@ -114,12 +111,7 @@ class Sentences(NamedTuple):
 
 
 def find_sentences(store: BlockStore, rows: Mapping[str, np.ndarray]) -> Sentences:
-    """Returns the sentences that rows refer to.
-
-    Raises:
-      BadInputError: one is empty or does not lie in its block, or there is no such
-        block.
-    """
+    """Returns the sentences that rows refer to."""
     blocks = store.documents(rows[BLOCK])
     first, end = (rows[name].astype(np.int64) for name in (FIRST, END))
     inside = (first >= 0) & (first < end) & (end <= blocks.body_lengths)
@@ -134,11 +126,7 @@ def find_sentences(store: BlockStore, rows: Mapping[str, np.ndarray]) -> Sentenc
 
 
 def require_masks(valid: Bool[np.ndarray, " row"], rows: Mapping[str, np.ndarray]):
-    """Requires that rows mask wordpieces of their sentences.
-
-    Raises:
-      BadInputError: one does not.
-    """
+    """Requires that rows mask wordpieces of their sentences."""
     if not valid.all():
         row = int(valid.argmin())
         raise BadInputError(

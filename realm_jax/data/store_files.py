@@ -42,11 +42,7 @@ LOG = logging.getLogger(__name__)
 
 
 def require_free(directory: Path) -> None:
-    """Checks that a folder may be written.
-
-    Raises:
-      BadInputError: something is there.
-    """
+    """Checks that a folder may be written."""
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise BadInputError(
             f"expected {directory} to be absent or empty, but it holds something; "
@@ -56,15 +52,7 @@ def require_free(directory: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(directory: Path, what: str) -> Iterator[Path]:
-    """Yields a folder that becomes `directory` in the end, or vanishes with an error.
-
-    Args:
-      directory: must not exist, or be empty.
-      what: the folder in words, such as "the corpus".
-
-    Raises:
-      BadInputError: the disk is full.
-    """
+    """Yields a folder that becomes `directory`, or vanishes if there is an error."""
     partial = directory.with_name(f"{directory.name}.partial")
     # What a killed run left; two writers of one folder are not supported.
     shutil.rmtree(partial, ignore_errors=True)
@@ -104,14 +92,8 @@ def read_manifest(
     """Returns a manifest without its checksum.
 
     Args:
-      path: of the manifest.
-      version: which `format_version` it must have.
-      what: it belongs to, in words, such as "a prepared corpus".
       fields: that it must have, by type; see `manifests.require_fields`.
       older: versions that are read, too.
-
-    Raises:
-      BadInputError: there is none, it is damaged, or of another version.
     """
     try:
         data = path.read_bytes()
@@ -138,12 +120,7 @@ def require_sound(directory: Path, table: Mapping[str, Any], *, contents: bool) 
     """Checks that the files of a manifest are there and as large as it says.
 
     Args:
-      directory: where they lie.
-      table: the manifest's table of files.
       contents: whether every byte is read and checksums are compared, too.
-
-    Raises:
-      BadInputError: a file is missing or damaged; it is named. Or it is no table.
     """
 
     def look_up(name: str) -> FileRecord | None:
@@ -207,12 +184,7 @@ def map_array(path: Path, dtype: npt.DTypeLike, shape: tuple[Any, ...]) -> np.nd
     """Returns the array of a file, mapped into memory.
 
     Args:
-      path: of the file.
       dtype: it must have; a string stands for the name of one.
-      shape: it must have, as the manifest says it.
-
-    Raises:
-      BadInputError: it cannot be read, or has another type or shape.
     """
     try:
         array = np.lib.format.open_memmap(path, mode="r")
@@ -246,15 +218,8 @@ def require_consecutive(
     13 million parts take 0.05 seconds where they are in memory.
 
     Args:
-      path: file of the starts, for the error.
-      starts: where each part begins, then where the last one ends; perhaps mapped.
-      total: where the last one has to end.
-      what: the parts in words, such as "blocks".
       shortest: length that each part has at least; not negative.
       of_shortest: in the error, what else may be damaged.
-
-    Raises:
-      BadInputError: they do not.
     """
     ends = int(starts[0]), int(starts[-1])
     if ends != (0, total):

@@ -50,14 +50,7 @@ def load_vocabulary(
     capital is cased.
 
     Args:
-      path: path of the vocabulary.
       lowercase: as in `WordPiece`; None is as the files say, or the default.
-      strip_accents: likewise.
-      tokenize_chinese_chars: likewise.
-
-    Raises:
-      BadInputError: the vocabulary is invalid, a file beside it cannot be read or is
-        that of another tokenizer, or what is given contradicts it.
     """
     given = {
         name: value
@@ -115,14 +108,9 @@ def _load(path: str | os.PathLike[str], **settings: Any) -> WordPiece:
 def read_settings(
     folder: str | os.PathLike[str],
 ) -> tuple[Path | None, dict[str, bool | None]]:
-    """Returns the tokenizer settings in a folder.
+    """Returns the file of a folder that has tokenizer settings, and these.
 
-    Returns:
-      The file that they stand in and the arguments of `WordPiece`; None and none if no
-      file has them.
-
-    Raises:
-      BadInputError: a file cannot be read or is that of another tokenizer.
+    They are arguments of `WordPiece`; None and none if no file has them.
     """
     folder = Path(folder)
     if (folder / blocks.INFO_FILE).exists():

@@ -23,12 +23,7 @@ PARENT_FILE = "parent.json"
 
 
 def newest_version(corpus: str | os.PathLike[str]) -> Path:
-    """Returns the newest version of a corpus, itself if it has no successor.
-
-    Raises:
-      BadInputError: there is no corpus, a successor is missing or has another
-        fingerprint than recorded, or successors form a cycle.
-    """
+    """Returns the newest version of a corpus, itself if it has no successor."""
     path = Path(corpus)
     read_info(path)
     seen = {path.resolve()}
@@ -45,11 +40,7 @@ def newest_version(corpus: str | os.PathLike[str]) -> Path:
 
 
 def successor(corpus: str | os.PathLike[str]) -> Path | None:
-    """Returns the immediate successor of a corpus, None if there is none.
-
-    Raises:
-      BadInputError: it is missing, or has another fingerprint than recorded.
-    """
+    """Returns the immediate successor of a corpus, None if there is none."""
     pointer = Path(corpus) / SUCCESSOR_FILE
     if not pointer.exists():
         return None
@@ -81,7 +72,6 @@ def is_version_of(corpus: str | os.PathLike[str], fingerprint: str) -> bool:
     """Returns whether a corpus was made from another one by `realm update-corpus`.
 
     Args:
-      corpus: directory of the later version.
       fingerprint: of the earlier one, which need not exist any more.
     """
     path, seen = Path(corpus).resolve(), set()
@@ -100,11 +90,7 @@ def is_version_of(corpus: str | os.PathLike[str], fingerprint: str) -> bool:
 def require_no_other_successor(
     corpus: str | os.PathLike[str], output: str | os.PathLike[str]
 ) -> None:
-    """Checks that a corpus has no successor other than `output`.
-
-    Raises:
-      BadInputError: it has another successor.
-    """
+    """Checks that a corpus has no successor other than `output`."""
     pointer = Path(corpus) / SUCCESSOR_FILE
     if pointer.exists():
         following = successor(corpus)
@@ -115,15 +101,7 @@ def require_no_other_successor(
 def link_versions(
     corpus: str | os.PathLike[str], output: str | os.PathLike[str]
 ) -> None:
-    """Records a complete corpus as the successor of another; idempotent.
-
-    Args:
-      corpus: directory of the old version.
-      output: directory of the new version.
-
-    Raises:
-      BadInputError: `corpus` has another successor, or `output` another parent.
-    """
+    """Records a complete corpus as the successor of another; idempotent."""
     old, new = Path(corpus).resolve(), Path(output).resolve()
     # Relative, so that both can be moved together.
     parent = _pointer(os.path.relpath(old, new), read_info(old)["fingerprint"])

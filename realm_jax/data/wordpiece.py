@@ -81,7 +81,6 @@ class WordPiece:
         """Creates a tokenizer from `pieces`, listed in the order of their ids.
 
         Args:
-          pieces: the vocabulary.
           lowercase: whether text is lowercased: False for a cased vocabulary.
           strip_accents: whether accents are removed. None follows BERT, which strips
             them if and only if text is lowercased. To strip accents BERT decomposes
@@ -90,9 +89,6 @@ class WordPiece:
             languages in which accents are distinctive.
           tokenize_chinese_chars: whether each Chinese character is a word of its own,
             as in BERT: False for vocabularies with words of several.
-
-        Raises:
-          BadInputError: the vocabulary is invalid (see `load`).
         """
         vocabulary = _checked_vocabulary(pieces)
         self.pieces = tuple(pieces)
@@ -119,18 +115,7 @@ class WordPiece:
         strip_accents: bool | None = None,
         tokenize_chinese_chars: bool = True,
     ) -> "WordPiece":
-        """Reads `vocab.txt`: one piece per line, ids are line numbers counted from 0.
-
-        Args:
-          vocab_file: path of a UTF-8 file.
-          lowercase: as in `__init__`.
-          strip_accents: as in `__init__`.
-          tokenize_chinese_chars: as in `__init__`.
-
-        Raises:
-          BadInputError: the file is missing or not UTF-8, a special piece is missing,
-            [PAD] is not piece 0, or a piece occurs twice.
-        """
+        """Reads `vocab.txt`: a piece per line, ids are line numbers counted from 0."""
         try:
             text = Path(vocab_file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
@@ -164,18 +149,10 @@ class WordPiece:
         The same texts give the same file.
 
         Args:
-          texts: in any language.
           size: largest number of pieces. The thousand most frequent characters are
             among them, or as many as make up 99.95 % of the text if those are more.
-          path: path of the `vocab.txt` to write.
-          lowercase: as in `__init__`.
-          strip_accents: as in `__init__`.
           characters: characters that are in the vocabulary even if the texts lack
             them, as the first of a word and within one.
-
-        Raises:
-          BadInputError: `size` is too small for the special pieces and the characters,
-            or there is no text.
         """
         strip = lowercase if strip_accents is None else strip_accents
         normalizer = _normalizer(lowercase, strip)

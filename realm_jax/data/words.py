@@ -110,12 +110,7 @@ class PieceEdges(NamedTuple):
 
 
 def piece_edges(text: str, offsets: Int[np.ndarray, "piece 2"]) -> PieceEdges:
-    """Finds the wordpieces that begin and end words of the original text.
-
-    Args:
-      text: the text.
-      offsets: the characters [start, end) of its wordpieces, in order.
-    """
+    """Finds the wordpieces that begin and end words of the original text."""
     edges = word_edges(text)
     starts, stops = offsets[:, 0], offsets[:, 1]
     # Several pieces can be of one character, such as a decomposed syllable.
@@ -134,9 +129,6 @@ def continues_word(pieces: Sequence[str]) -> Bool[np.ndarray, " piece"]:
     This is coarser than `piece_edges`, which needs the text: a hyphen or an apostrophe
     always separates words, as it does for `metrics.answers.answer_tokens`. Korean words
     may end before any syllable here too, and scripts without spaces before any letter.
-
-    Args:
-      pieces: a vocabulary, or some of it.
     """
     ends_before = (_HANGUL, _UNSPACED)
     return np.array(
@@ -156,9 +148,6 @@ def split_unspaced(run: str) -> list[str]:
     A character of a script without spaces is a word; a run of Katakana, or of other
     letters, is one. Korean words may end before any syllable and begin at none but the
     first, so each later syllable is marked: "한국의" gives "한", "##국", "##의".
-
-    Args:
-      run: a part of a text without spaces and punctuation.
     """
     kinds, is_mark = _kinds_of(run)
     words: list[str] = []

@@ -21,7 +21,7 @@ from realm_jax import multihost, ranges
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.question_titles import unknown_titles
+from realm_jax.data.questions import unknown_titles
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
 from realm_jax.evaluation.answer_errors import (

@@ -21,14 +21,7 @@ _WARMUP_STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a text consists of, by a look at every document.
-
-    Attributes:
-      ids: the ids of its documents.
-      empty: number of documents without text.
-      duplicates: number of documents whose text is that of another one.
-      longest: the longest text.
-    """
+    """What a text consists of, by a look at every document."""
 
     ids: frozenset[str]
     empty: int
@@ -37,12 +30,7 @@ class Survey:
 
     @classmethod
     def read(cls, source: str, stop: threading.Event) -> "Survey":
-        """Reads a text.
-
-        Raises:
-          BadInputError: a record of it cannot be read.
-          StoppedError: asked to stop.
-        """
+        """Reads a text."""
         ids, texts = set(), set()
         documents, empty, longest = 0, 0, ""
         for record in read_all(open_source(source)):
@@ -71,11 +59,7 @@ class Survey:
 
 
 def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
-    """Returns the size of a text, with more of it held out than by default.
-
-    Raises:
-      BadInputError: it is too small to adapt an encoder to.
-    """
+    """Returns the size of a text, with more of it held out than by default."""
     useless = survey.empty + survey.duplicates
     share = 1.0 - useless / max(size.documents, 1)
     if share * size.blocks < _FEWEST_BLOCKS:
@@ -90,11 +74,7 @@ def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
 
 
 def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> None:
-    """Requires a document that is longer than a block, where there are no queries.
-
-    Raises:
-      BadInputError: nothing would tell whether the encoder has become better.
-    """
+    """Requires a document that is longer than a block, where there are no queries."""
     if len(vocabulary.ids_batch([survey.longest])[0]) < CHUNK_LENGTH:
         raise BadInputError(
             f"expected documents longer than a block of {CHUNK_LENGTH} wordpieces in "
@@ -105,12 +85,7 @@ def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> No
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptChain(FirstChain):
-    """A chain that ends with a retriever.
-
-    Attributes:
-      survey: what the text consists of.
-      updates: updates of REALM.
-    """
+    """A chain that ends with a retriever."""
 
     survey: Survey
     updates: int

@@ -21,7 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.part_files import read_part, write_part
+from realm_jax.prepare.block_parts import read_part, write_part
 from realm_jax.storage import open_store
 
 _DONE = "done"
@@ -38,18 +38,13 @@ class MakePart(Protocol):
         """Returns the bytes of a part, a function of its name alone.
 
         Args:
-          name: name of the part.
           check: to be called regularly; raises `StoppedError` when work is to end.
         """
         ...
 
 
 class Parts:
-    """The parts of one job.
-
-    Attributes:
-      url: address of the scratch folder.
-    """
+    """The parts of one job."""
 
     def __init__(self, url: str):
         """Sets the scratch folder, without creating it."""
@@ -86,9 +81,7 @@ class Parts:
 
         Args:
           names: all parts; valid file names.
-          make_part: makes one part.
           workers: processes on this machine, if no other runner is chosen.
-          beam_flags: options of Beam, such as --runner=DataflowRunner.
           report: called with the number of finished parts and of all parts.
           stop: set to end the work soon; parts in progress are lost.
 
@@ -104,7 +97,8 @@ class Parts:
             job = _Job(functools.partial(_run, missing, make_part, self.url, options))
             with _quiet_workers():
                 self._follow(job, names, report, stop)
-            self._raise_refusal()
+            if self._store.exists(_REFUSED):
+                raise BadInputError(json.loads(self._store.read(_REFUSED)))
             if stop.is_set():
                 raise StoppedError("stopped; the same command goes on from here")
             job.raise_error()
@@ -136,17 +130,9 @@ class Parts:
                 told = done
                 report(done, len(names))
 
-    def _raise_refusal(self) -> None:
-        if self._store.exists(_REFUSED):
-            raise BadInputError(json.loads(self._store.read(_REFUSED)))
-
 
 def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:
-    """Returns Beam's options, with local processes unless the flags name a runner.
-
-    Raises:
-      BadInputError: Beam has no such option.
-    """
+    """Returns Beam's options, with local processes unless the flags name a runner."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(parser)  # pyright: ignore[reportArgumentType]

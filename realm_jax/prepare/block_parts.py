@@ -1,20 +1,26 @@
-"""Serialises the blocks of a part of a corpus, with counts of its source records."""
+"""Serialises parts of a corpus: blocks with counts of source records, or examples."""
 
 import dataclasses
 import io
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 
 from realm_jax.data.block_writer import Block
 from realm_jax.data.blocks import decode_text, encode_text
 from realm_jax.data.records import BadRecord
 from realm_jax.errors import BadInputError
+from realm_jax.storage import MissingObjectError, Store
 
 _SHOWN = 20
+_CHECKSUM_BYTES = 4
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -50,15 +56,10 @@ class Summary:
 
     def add(self, later: "Summary") -> None:
         """Adds the counts of records that came later."""
-        self.documents += later.documents
-        self.without_text += later.without_text
-        self.without_title += later.without_title
-        self.shortened_titles += later.shortened_titles
-        self.divisions += later.divisions
-        self.unread_pieces += later.unread_pieces
-        self.bad_records += later.bad_records
-        self.first_bad = [*self.first_bad, *later.first_bad][:_SHOWN]
-        self.left_out += later.left_out
+        for field in dataclasses.fields(self):
+            total = getattr(self, field.name) + getattr(later, field.name)
+            setattr(self, field.name, total)
+        self.first_bad = self.first_bad[:_SHOWN]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the counts as plain JSON values."""
@@ -78,11 +79,7 @@ class Summary:
 
 
 def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
-    """Checks that there are no more damaged records than tolerated.
-
-    Raises:
-      BadInputError: there are more; the message names the first.
-    """
+    """Checks that there are no more damaged records than tolerated."""
     if summary.bad_records > max_bad_lines:
         where, reason = summary.first_bad[0]
         raise BadInputError(
@@ -96,8 +93,6 @@ class Part(NamedTuple):
 
     Attributes:
       blocks: its blocks in order; can be iterated once.
-      documents: the rows of its documents, see `document_rows`.
-      summary: counts of its records.
     """
 
     blocks: Iterator[Block]
@@ -160,3 +155,29 @@ def _blocks(arrays: Mapping[str, np.ndarray]) -> Iterator[Block]:
             text=decode_text(texts[text_start:text_end]),
         )
         id_start, text_start = body_end, text_end
+
+
+def write_part(store: Store, name: str, part: bytes) -> None:
+    """Writes a part, followed by its crc32c.
+
+    Parts of unfinished work lie there until the last one is made, which may be days and
+    several runs later.
+    """
+    store.write(name, part + _checksum(part))
+
+
+def read_part(store: Store, name: str) -> bytes | None:
+    """Returns a part; None if there is none, or a damaged one, which is logged."""
+    try:
+        data = store.read(name)
+    except MissingObjectError:
+        return None
+    part, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if checksum == _checksum(part):
+        return part
+    _log.warning("%s is damaged and is made anew", store.url(name))
+    return None
+
+
+def _checksum(part: bytes) -> bytes:
+    return google_crc32c.value(part).to_bytes(_CHECKSUM_BYTES, "big")

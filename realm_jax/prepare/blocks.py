@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 
 from realm_jax import ranges
-from realm_jax.data.block_writer import Block, BlockWriter, EmptyCorpusError
+from realm_jax.data.block_writer import (
+    Block,
+    BlockWriter,
+    EmptyCorpusError,
+    document_rows,
+)
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
-from realm_jax.data.document_table import document_rows
 from realm_jax.data.documents import Document, LeftOut
 from realm_jax.data.records import BadRecord
 from realm_jax.data.versions import PARENT_FILE
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import (
     Summary,
     pack_blocks,
@@ -34,6 +38,7 @@ from realm_jax.prepare.scratch import (
     Report,
     Scratch,
     Workers,
+    check_of,
     only_writer,
 )
 from realm_jax.prepare.taggers import loaded_tagger
@@ -56,12 +61,8 @@ class MakeBlocks:
     """Makes the blocks of a shard; see `beam_parts.MakePart`.
 
     Attributes:
-      source: source of the documents.
       shards: the source's shards by the name of their part.
-      vocabulary: the tokenizer.
       tagger: name of the tagger, which each worker loads for itself.
-      chunk_length: wordpieces of a block.
-      max_bad_lines: largest number of damaged records tolerated.
     """
 
     source: DocumentSource
@@ -72,11 +73,7 @@ class MakeBlocks:
     max_bad_lines: int
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
-        """Returns the blocks of the shard and the counts of its records, serialised.
-
-        Raises:
-          BadInputError: the source cannot be read, or has too many damaged records.
-        """
+        """Returns the blocks of the shard and the counts of its records, serialised."""
         summary, blocks = Summary(), list[Block]()
         rows = [document_rows([], [])]
         documents = self._documents(self.shards[name], summary)
@@ -115,12 +112,7 @@ def assemble(
     max_bad_lines: int,
     metadata: Mapping[str, Any],
 ) -> BlockStore:
-    """Writes the blocks of all parts, in order, to one store, and opens it.
-
-    Raises:
-      BadInputError: no document has text, there are too many damaged records, or the
-        disk is full.
-    """
+    """Writes the blocks of all parts, in order, to one store, and opens it."""
     total = Summary()
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         for part in parts:
@@ -147,12 +139,8 @@ class BlocksConfig:
     """Configuration of a block store to be made.
 
     Attributes:
-      corpus: directory of the block store.
       source: source of the documents, or its name for `documents.open.open_source`.
       vocabulary: the tokenizer, or how to train one on the text.
-      tagger: tagger of salient spans, see `taggers.tagger_by_name`.
-      chunk_length: wordpieces of a block, title and special pieces included.
-      part_bytes: approximate size of a part of the source, in bytes.
       scratch: parent of the corpus's folder for parts, "" to place it beside the
         corpus.
       characters: characters that a trained vocabulary holds even if the text lacks
@@ -184,13 +172,7 @@ def prepare_blocks(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> BlockStore:
-    """Makes the block store if it is missing, resuming from the parts of a killed run.
-
-    Raises:
-      BadInputError: the source is missing, empty or malformed, or the folder holds
-        another corpus, or another process is making it.
-      StoppedError: `stop` was set.
-    """
+    """Makes the block store if it is missing; resumes from parts of a killed run."""
     source = config.source
     if isinstance(source, str):
         source = open_source(source, shard_bytes=config.part_bytes)
@@ -287,12 +269,7 @@ def _parts(
     stop = stop or threading.Event()
     if len(names) == 1 and not workers.beam_flags:
         # Beam takes seconds to start, and one part has work for one process.
-
-        def check() -> None:
-            if stop.is_set():
-                raise StoppedError("stopped; the same command begins anew")
-
-        part = make(names[0], check)
+        part = make(names[0], check_of(stop))
         report("blocks", 1, 1)
         return iter([part])
     read = scratch.make_parts(

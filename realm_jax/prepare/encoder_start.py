@@ -50,10 +50,7 @@ class EncoderStart:
     """An encoder to start with.
 
     Attributes:
-      folder: its folder.
       encoder: what the folder says of it.
-      vocabulary: its tokenizer.
-      vocabulary_file: the file of its vocabulary.
       width: features of the embeddings of the chain: the encoder's own, or fewer, its
         principal components.
     """
@@ -76,14 +73,10 @@ class EncoderStart:
         """Reads an encoder, and its weights to try them out.
 
         Args:
-          folder: as of `find_weights`.
           width: see above. None is that of the encoder, if it is a sentence encoder,
             and at most 128 if it is a bare BERT.
           query_prompt: what stands in front of a query; None is what the folder says.
           document_prompt: likewise, of a document.
-
-        Raises:
-          BadInputError: it cannot be used, or has fewer features than `width`.
         """
         file = vocabulary_file(folder)
         assert file is not None
@@ -212,10 +205,6 @@ def find_weights(folder: str | None) -> str:
 
     Args:
       folder: a folder with weights, "" for none, None for MiniLM's if they are there.
-
-    Raises:
-      BadInputError: the folder has no weights with a vocabulary, or those of another
-        tokenizer than BERT's.
     """
     if folder is None:
         for root in (pathlib.Path(), _CHECKOUT):

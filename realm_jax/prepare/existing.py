@@ -9,22 +9,25 @@ package is reported, and so is what examples of an earlier release do not record
 
 import logging
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
-from realm_jax.data.questions import (
-    pattern_length,
-    question_examples,
-    questions_fingerprint,
-    read_questions,
-)
+from realm_jax.data.features import SENTENCE_ID
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.examples import TaskSettings, examples_folder, register
+from realm_jax.prepare.corpus_tasks import CorpusTask
+from realm_jax.prepare.examples import (
+    TaskSettings,
+    examples_folder,
+    find_task,
+    metadata,
+    own_tasks,
+)
 from realm_jax.prepare.fingerprints import (
+    differing_modules,
     listing_sha256,
     module_code,
     package_code,
@@ -33,24 +36,13 @@ from realm_jax.prepare.fingerprints import (
 MADE_BY = "made_by"
 """Entry of the metadata of examples, and of corpus.json."""
 
-_MASKS = ("query_length", "max_masks", "validation_fraction", "seed")
-_PAIRS = (
+# Of a task of the user's own, which may be a mixture of any others.
+_ALL_SETTINGS = (
+    *("query_length", "max_masks", "validation_fraction", "seed"),
     *("inverse_cloze_query_length", "document_length"),
-    *("validation_fraction", "seed"),
 )
-# Task of the corpus -> the settings that its examples depend on.
-_SETTINGS = {
-    "blocks": ("document_length", "validation_fraction"),
-    "ict": _PAIRS,
-    "salient": _MASKS,
-    "terms": _MASKS,
-    "random_tokens": _MASKS,
-    "random_spans": _MASKS,
-    "questions": ("query_length",),
-}
-_ALL_SETTINGS = (*dict.fromkeys((*_MASKS, *_PAIRS)),)
 # Tasks whose examples have always recorded all that they are compared by.
-_DERIVED = ("ict", "salient")
+_COMPLETE = ("_ict", "_salient")
 _OTHERS = {
     "corpus_fingerprint": "they were made for another corpus",
     "vocabulary_fingerprint": "they are in another vocabulary",
@@ -60,45 +52,30 @@ _OTHERS = {
 _log = logging.getLogger(__name__)
 
 
-def made_by(tasks: TaskSettings, task: str) -> dict[str, Any]:
+def made_by(tasks: TaskSettings, name: str) -> dict[str, Any]:
     """Returns what makes the examples of a task, as JSON values.
 
-    A task of the user's own, which may be a mixture of any others, depends on all the
-    settings, and on all the user's modules.
+    A task of the user's own depends on all the settings, and on all the user's modules.
     """
-    suffix = _suffix(tasks, task)
-    names = _SETTINGS.get(suffix, _ALL_SETTINGS)
-    settings = {name: getattr(tasks, name) for name in names}
+    own = own_tasks(tasks).get(name)
+    names = own.settings if own else _ALL_SETTINGS
+    settings = {setting: getattr(tasks, setting) for setting in names}
     if tasks.seqio_cache:
-        settings["seqio_cache"] = listing_sha256(f"{tasks.seqio_cache}/{task}")
+        settings["seqio_cache"] = listing_sha256(f"{tasks.seqio_cache}/{name}")
     return {
         "realm_jax": package_code(),
         "settings": settings,
-        "modules": {} if suffix in _SETTINGS else module_code(tasks.modules),
+        "modules": {} if own else module_code(tasks.modules),
     }
 
 
-def find_examples(
-    tasks: TaskSettings, store: BlockStore, task: str, split: str
-) -> Examples | None:
-    """Returns the examples of a split of a task, None if there are none.
-
-    Args:
-      tasks: settings of the tasks.
-      store: the corpus from which the examples are made.
-      task: name of the task.
-      split: split of the task.
-
-    Raises:
-      BadInputError: there are examples that other settings, questions or modules made;
-        they are never overwritten. Or they are damaged, or there is no such task.
-    """
-    folder = examples_folder(tasks.knowledge or tasks.corpus, task, split)
+def find_examples(tasks: TaskSettings, name: str, split: str) -> Examples | None:
+    """Returns the examples of a split of a task, None if there are none."""
+    folder = examples_folder(tasks.knowledge or tasks.corpus, name, split)
     if not folder.exists():
         return None
     examples = Examples.open(folder)
-    differences = _differences(tasks, store, task, examples)
-    if differences:
+    if differences := _differences(tasks, name, split, examples):
         raise BadInputError(
             f"expected {folder} to be absent or made by this code and these settings, "
             f"but {'; '.join(differences)}; to have them made again, remove the "
@@ -108,11 +85,7 @@ def find_examples(
 
 
 def require_no_other_splits(tasks: TaskSettings, task: str, splits: set[str]) -> None:
-    """Requires that there are no examples of splits that a task no longer has.
-
-    Raises:
-      BadInputError: there are.
-    """
+    """Requires that there are no examples of splits that a task no longer has."""
     folder = examples_folder(tasks.knowledge or tasks.corpus, task, "train").parent
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if others := sorted(there - splits):
@@ -147,109 +120,54 @@ def report_other_code(store: BlockStore, found: Iterable[Examples]) -> None:
         )
 
 
-def _suffix(tasks: TaskSettings, task: str) -> str:
-    """Returns which of the corpus's own tasks it is; "" for one of the user's own."""
-    name, _, suffix = task.rpartition(f"{tasks.name}_")
-    is_own = suffix in _SETTINGS and (suffix != "questions" or tasks.questions)
-    return suffix if is_own and not name else ""
-
-
 def _differences(
-    tasks: TaskSettings, store: BlockStore, task: str, examples: Examples
+    tasks: TaskSettings, name: str, split: str, examples: Examples
 ) -> list[str]:
     """Returns how the examples differ from those that this command would make."""
-    metadata = examples.metadata
-    wanted = _wanted_metadata(tasks, store, task, str(metadata.get("split")))
-    made, now = metadata.get(MADE_BY), made_by(tasks, task)
-    recorded = wanted if made or _suffix(tasks, task) in _DERIVED else metadata
-    found = [
-        _OTHERS.get(name, f"their {name} is {metadata.get(name)!r}, not {value!r}")
-        for name, value in wanted.items()
-        if name in recorded and metadata.get(name) != value
+    own, found = own_tasks(tasks).get(name), examples.metadata
+    made, now = found.get(MADE_BY), made_by(tasks, name)
+    if own:
+        wanted: dict[str, Any] = dict(own.provenance)
+        if "seed" in own.settings:
+            wanted["seed"] = tasks.seed
+    else:
+        # SeqIO knows what it is made from; that takes TensorFlow, and seconds.
+        wanted = metadata(find_task(tasks, name), split, tasks.seed)
+    if made:
+        # What the provenance has is compared under its own name.
+        wanted = {**now["settings"], **wanted}
+        found = {**made["settings"], **found}
+    elif not (own and name.endswith(_COMPLETE)):
+        wanted = {key: value for key, value in wanted.items() if key in found}
+    differences = [
+        _OTHERS.get(key, f"their {key} is {found.get(key)!r}, not {value!r}")
+        for key, value in wanted.items()
+        if found.get(key) != value
     ]
     if made:
-        found += _different_settings(made["settings"], now["settings"], wanted)
-        found += _different_modules(made["modules"], now["modules"])
-    if not found and not made and not _fit(tasks, store, task, examples):
-        found = ["they are of other lengths or other questions"]
-    return found
+        before, after = made["modules"], now["modules"]
+        differences += [
+            f"the module {module} {_what_happened(module in before, module in after)}"
+            for module in differing_modules(before, after)
+        ]
+    elif own and not differences and not _fit(own, split, examples):
+        differences = ["they are of other lengths or other questions"]
+    return differences
 
 
-def _wanted_metadata(
-    tasks: TaskSettings, store: BlockStore, task: str, split: str
-) -> dict[str, Any]:
-    """Returns the fingerprints that the examples must have been made with."""
-    suffix = _suffix(tasks, task)
-    if suffix not in _SETTINGS:
-        # The task itself knows; to register it takes TensorFlow, and seconds.
-        register(tasks)
-        from realm_jax.prepare import materialise
-
-        return materialise.metadata(task, split, tasks.seed)
-    wanted: dict[str, Any] = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
-    if suffix == "questions":
-        fingerprint = questions_fingerprint(read_questions(tasks.questions))
-        return wanted | {"questions_fingerprint": fingerprint}
-    searched = BlockStore.open(tasks.knowledge) if tasks.knowledge else store
-    return wanted | {
-        "corpus_fingerprint": searched.fingerprint,
-        # Covers the spans, which the corpus fingerprint leaves out.
-        "settings_fingerprint": store.info.get("settings_fingerprint", ""),
-        "validation_fraction": tasks.validation_fraction,
-        "seed": tasks.seed,
-    }
-
-
-def _different_settings(
-    made: Mapping[str, Any], now: Mapping[str, Any], compared: Mapping[str, Any]
-) -> list[str]:
-    return [
-        f"their {name} is {made.get(name)!r}, not {value!r}"
-        for name, value in now.items()
-        if made.get(name) != value and name not in compared
-    ]
-
-
-def _different_modules(made: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [
-        f"the module {name} {_what_happened(made.get(name), now.get(name))}"
-        for name in sorted({*made, *now})
-        if made.get(name) != now.get(name)
-    ]
-
-
-def _what_happened(before: str | None, after: str | None) -> str:
-    if before is None:
+def _what_happened(was_imported: bool, is_imported: bool) -> str:
+    if not was_imported:
         return "was not imported then"
-    return "is not imported now" if after is None else "has changed since"
+    return "has changed since" if is_imported else "is not imported now"
 
 
-def _fit(tasks: TaskSettings, store: BlockStore, task: str, examples: Examples) -> bool:
+def _fit(task: CorpusTask, split: str, examples: Examples) -> bool:
     """Returns whether examples have the configured lengths, and the same questions.
 
     Those that record what made them are compared by that.
     """
-    features, suffix = examples.features, _suffix(tasks, task)
-    if suffix == "ict":
-        return (features["query_ids"].shape[1], features["document_ids"].shape[1]) == (
-            tasks.inverse_cloze_query_length,
-            tasks.document_length,
-        )
-    if suffix == "salient":
-        return (features["query_ids"].shape[1], features["mask_ids"].shape[1]) == (
-            tasks.query_length,
-            tasks.max_masks,
-        )
-    if suffix != "questions":
-        return True
-    questions = read_questions(tasks.questions)
-    split = examples.metadata["split"]
-    made = question_examples(
-        [question for question in questions if question.split == split],
-        store.vocabulary,
-        query_length=tasks.query_length,
-        max_pattern_length=pattern_length(questions),
-    )
-    return features.keys() == made.keys() and all(
-        np.array_equal(features[name], made[name]) for name in made
-    )
+    specs = {name: s for name, s in task.specs.items() if name != SENTENCE_ID}
+    if task.blocks is not None or examples.specs != specs:
+        return examples.specs == specs
+    made = task.make(task.ids(split, None))
+    return all(np.array_equal(examples.features[name], made[name]) for name in made)

@@ -18,8 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from realm_jax.data.normalisation import normalise_title
-from realm_jax.data.question_titles import describe_unknown_titles
-from realm_jax.data.questions import read_questions
+from realm_jax.data.questions import describe_unknown_titles, read_questions
 from realm_jax.data.splits import is_held_out
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json
@@ -29,10 +28,7 @@ def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list
     """Returns the articles to keep.
 
     Args:
-      articles: objects with `id` and `title`.
       asked: titles of articles that are always kept, as `normalise_title` makes them.
-      drawn: number of other articles to draw.
-      seed: seeds the draw.
     """
     titles = [normalise_title(article["title"]) for article in articles]
     others = [title for title in titles if title not in asked]

@@ -19,6 +19,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -42,15 +43,12 @@ def package_code() -> dict[str, str]:
 
 
 def module_code(names: Iterable[str]) -> dict[str, str]:
-    """Returns a SHA-256 of the source of each module of the user's.
+    """Returns a SHA-256 of the source of each module of the user's, by name.
 
     Args:
       names: modules, which are imported if they are not yet. They count wherever they
         lie; of what they import, the standard library, installed packages and this
         package do not.
-
-    Returns:
-      The hashes by the name of the module, also of modules that these import.
     """
     found: dict[str, str] = {}
     waiting: list[str] = []
@@ -68,14 +66,9 @@ def module_code(names: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def changed_modules(code: Mapping[str, str]) -> list[str]:
-    """Returns the modules of `module_code` whose source is another now, or gone."""
-    paths = {name: _source_file(name) for name in code}
-    return [
-        name
-        for name, path in paths.items()
-        if path is None or source_sha256(path) != code[name]
-    ]
+def differing_modules(made: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns the modules that two results of `module_code` do not share, sorted."""
+    return sorted({name for name, _ in made.items() ^ now.items()})
 
 
 def source_sha256(path: Path) -> str:
@@ -102,16 +95,13 @@ def listing_sha256(folder: str) -> str:
 
 def _source_file(name: str) -> Path | None:
     """Returns the file of a module; None if there is no such module, or no file."""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, AttributeError, ValueError):
-            return None
-        file = spec.origin if spec is not None and spec.has_location else None
-    path = Path(file).resolve() if file else None
-    return path if path is not None and path.is_file() else None
+    try:
+        # Of a module that is loaded, not of one that is found by its name now.
+        found: Any = sys.modules.get(name) or importlib.util.find_spec(name)
+        path = Path(getattr(found, "__file__", None) or found.origin).resolve()
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return None
+    return path if path.is_file() else None
 
 
 def _is_users(name: str) -> bool:

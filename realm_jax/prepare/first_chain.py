@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from realm_jax.data.normalisation import normalise_title
-from realm_jax.data.question_titles import describe_unknown_titles
 from realm_jax.data.questions import (
     Question,
+    describe_unknown_titles,
     parse_records,
     read_questions,
     records_of,
@@ -51,8 +51,6 @@ class TextSize:
     """Size of a text.
 
     Attributes:
-      documents: number of documents.
-      characters: number of characters.
       is_estimate: whether it was extrapolated from the first parts of the text.
       untitled: number of documents without a title.
       titles: those of the documents that were read, as `normalise_title` makes them.
@@ -109,15 +107,7 @@ def text_size(sample: TextSample) -> TextSize:
 
 
 def measure_text(source: str, sample: TextSample) -> TextSize:
-    """Returns the size of a text.
-
-    Args:
-      source: its name, for errors.
-      sample: its first parts.
-
-    Raises:
-      BadInputError: there is too little of it.
-    """
+    """Returns the size of a text."""
     size = text_size(sample)
     if not size.documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
@@ -133,8 +123,6 @@ class Questions:
     """Questions of a chain.
 
     Attributes:
-      path: their file.
-      questions: the questions, each with an id and a split.
       are_new: whether ids or splits were given to them, so that they are to be written.
     """
 
@@ -144,11 +132,7 @@ class Questions:
 
     @classmethod
     def read(cls, path: str) -> "Questions":
-        """Reads questions that may lack ids and splits.
-
-        Raises:
-          BadInputError: the file or one of its lines cannot be read.
-        """
+        """Reads questions that may lack ids and splits."""
         records = list(records_of(path))
         if not records:
             raise BadInputError(
@@ -215,12 +199,7 @@ def require_known(
     """Requires that a vocabulary has what a text is made of.
 
     Args:
-      fit: how well it fits the text.
-      path: the vocabulary.
       otherwise: what may be given instead of other weights.
-
-    Raises:
-      BadInputError: too many wordpieces are [UNK], or too many words single letters.
     """
     advice = f"give {otherwise}, or --weights=FOLDER of a BERT of its language"
     if fit.unknown > _MOST_UNKNOWN:
@@ -238,12 +217,7 @@ def require_known(
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A fine-tuned model of the quickstart's size, which a chain goes on from.
-
-    Attributes:
-      model_dir: its model directory.
-      vocabulary: vocab.txt of its corpus.
-    """
+    """A fine-tuned model of the quickstart's size, which a chain goes on from."""
 
     model_dir: str
     vocabulary: str
@@ -254,11 +228,7 @@ class FirstChain:
     """A chain for a text of one's own.
 
     Attributes:
-      root: folder of the chain.
-      name: name of the corpus.
       source: as of `prepare`.
-      text: size of the text.
-      masks: what is masked in it.
       questions: questions of one's own, or None.
       encoder: published weights to start with, or None.
       start: a model to go on from instead, or None.

@@ -18,7 +18,7 @@ from realm_jax.data.examples import Examples
 from realm_jax.data.features import pieces_of_span
 from realm_jax.data.wordpiece import MASK, WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import materialise, seqio_tasks
+from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.seqio_tasks import BlockSource
 from realm_jax.prepare.text_sample import MASKS
 
@@ -35,7 +35,6 @@ class Summary(NamedTuple):
     """One split of a task.
 
     Attributes:
-      task: name of the task.
       split: name of the split; "" for a mixture that has none.
       content: readable description of the content, with counts.
     """
@@ -46,16 +45,10 @@ class Summary(NamedTuple):
 
 
 def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
-    """Registers a corpus with the settings its materialised examples were made with.
+    """Registers the tasks of a corpus as its examples were made; returns their names.
 
     Settings that examples do not record are the defaults of
     `seqio_tasks.register_corpus`.
-
-    Returns:
-      The names of the tasks.
-
-    Raises:
-      BadInputError: as in `seqio_tasks.register_corpus`, or examples are damaged.
     """
     store = BlockStore.open(corpus)
     settings: dict[str, Any] = {"document_length": store.chunk_length}
@@ -74,19 +67,12 @@ def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
 
 
 def summaries(names: Iterable[str] | None = None) -> list[Summary]:
-    """Returns a summary of every split of registered tasks, sorted by name.
-
-    Args:
-      names: names of tasks and mixtures; None selects all.
-
-    Raises:
-      BadInputError: a name is unknown, or examples on disk are damaged.
-    """
+    """Returns a summary of every split of registered tasks, sorted by name."""
     if names is None:
         names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
     rows = []
     for name in sorted(names):
-        provider = materialise.find_task(name)
+        provider = seqio_tasks.find_task(name)
         rows += [
             Summary(name, split, _content(provider, split))
             for split in _splits(provider) or [""]
@@ -98,15 +84,10 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
     """Yields the first examples of a task or mixture, each as lines of text.
 
     Args:
-      name: name of the task or mixture.
       split: one of its splits, or "" for the first of them.
-      count: maximum number of examples.
       mark: applied to `[MASK]`, and to answers and spans, which are in brackets.
-
-    Raises:
-      BadInputError: the task or the split is unknown, or no example can be made.
     """
-    provider = materialise.find_task(name)
+    provider = seqio_tasks.find_task(name)
     splits = _splits(provider)
     if split and split not in splits:
         raise BadInputError(
@@ -114,7 +95,10 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
             "one of these."
         )
     split = split or splits[0]
-    origin = Origin(find_vocabulary(provider), _store(provider), _features(provider))
+    source = provider.source if isinstance(provider, seqio.Task) else None
+    store = source.store if isinstance(source, BlockSource) else None
+    features = dict(provider.output_features)
+    origin = Origin(find_vocabulary(provider), store, features)
     found = False
     for example in _examples(provider, split, count):
         found = True
@@ -151,9 +135,12 @@ def _content(provider: seqio.Task | seqio.Mixture, split: str) -> str:
         return f"mixture of {', '.join(sorted(task.name for task in provider.tasks))}"
     source = provider.source
     if isinstance(source, BlockSource):
-        made = _materialised(source.store, provider.name, split)
-        prepared = "" if made is None else f", {_example_count(made)} prepared"
-        return f"{_block_count(source, split)}{prepared}"
+        counts = [_block_count(source, split)]
+        if made := _materialised(source.store, provider.name, split):
+            starts = made.sentence_starts
+            of = "" if starts is None else f" of {len(starts) - 1:,} sentences"
+            counts.append(f"{len(made):,} examples{of} prepared")
+        return ", ".join(counts)
     count = source.num_input_examples(split)
     return "examples, not counted" if count is None else f"{count:,} examples"
 
@@ -167,12 +154,6 @@ def _block_count(source: BlockSource, split: str) -> str:
     except BadInputError:  # No article is in this split.
         return "0 blocks"
     return f"{int(blocks):,} blocks"
-
-
-def _example_count(examples: Examples) -> str:
-    starts = examples.sentence_starts
-    sentences = "" if starts is None else f" of {len(starts) - 1:,} sentences"
-    return f"{len(examples):,} examples{sentences}"
 
 
 def _materialised(
@@ -203,29 +184,14 @@ def _examples(
                 yield example
                 left -= 1
         except tf.errors.OpError as error:
-            materialise.raise_bad_input(error)
+            seqio_tasks.raise_bad_input(error)
             raise
         if not left:
             return
 
 
-def _store(provider: seqio.Task | seqio.Mixture) -> BlockStore | None:
-    source = provider.source if isinstance(provider, seqio.Task) else None
-    return source.store if isinstance(source, BlockSource) else None
-
-
-def _features(provider: seqio.Task | seqio.Mixture) -> Mapping[str, Any]:
-    return dict(provider.output_features)
-
-
 class Origin(NamedTuple):
-    """Origin of examples.
-
-    Attributes:
-      vocabulary: the tokenizer of their wordpieces, if known.
-      store: the corpus they are made from, if any.
-      features: SeqIO's description of their features.
-    """
+    """Origin of examples."""
 
     vocabulary: WordPiece | None
     store: BlockStore | None
@@ -239,11 +205,6 @@ def describe(example: Mapping[str, Any], origin: Origin, mark: Mark = str) -> li
     answers in brackets; pairs and blocks with title and body, blocks with the spans of
     the corpus in brackets; questions with the answers that the reader can find. Other
     examples have a line for every feature.
-
-    Args:
-      example: NumPy arrays by name.
-      origin: its origin.
-      mark: applied to every `[MASK]` and to bracketed text.
     """
     names, (vocabulary, store, features) = example.keys(), origin
     if vocabulary is not None:

@@ -3,31 +3,31 @@
     CORPUS/                              the block store (see `data/blocks.py`)
     CORPUS/examples/<task>/<split>/      examples a trainer reads without TensorFlow
 
-Apache Beam makes both part by part: first the tagged blocks, then the examples of each
-task. The bytes do not depend on the number of workers, the size of a part or the
-runner. Existing outputs are not made again; a run that was killed resumes with the
-missing parts.
+Apache Beam makes both part by part, or for a small corpus this process: first the
+tagged blocks, then the examples of each task. The bytes do not depend on the number of
+workers, the size of a part or the runner. Existing outputs are not made again; a run
+that was killed resumes with the missing parts.
 """
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from realm_jax import ranges
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import VOCABULARY_FILE, BlockStore
+from realm_jax.data.features import Example
 from realm_jax.data.questions import read_questions
-from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import examples, existing, vocabularies
+from realm_jax.prepare.block_parts import unpack_arrays
 from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
+from realm_jax.prepare.corpus_tasks import CorpusTask
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.prepare.fingerprints import module_code
 from realm_jax.prepare.scratch import (
@@ -35,13 +35,12 @@ from realm_jax.prepare.scratch import (
     Report,
     Scratch,
     Workers,
+    check_of,
     only_writer,
 )
 from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
-# Version of the arrays in parts of examples; parts of other versions are not used.
-_PARTS_VERSION = 5
 # The examples of so many blocks take one process about as long as Beam takes to start.
 _FEW_BLOCKS = 4096
 _FEW_PARTS = 256
@@ -139,19 +138,7 @@ def run(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> BlockStore:
-    """Makes the missing parts of the corpus and its examples.
-
-    Args:
-      config: the corpus and its examples.
-      report: called with progress.
-      stop: set to end soon; finished parts are kept.
-      workers: the processes that make them.
-
-    Raises:
-      BadInputError: the source is missing, empty or malformed, the folder holds another
-        corpus, or `examples` names an unknown task, or another process is making it.
-      StoppedError: `stop` was set.
-    """
+    """Makes the missing parts of the corpus and its examples."""
     stop = stop or threading.Event()
     # Cheap checks come before hours of work.
     _require_task_name(config.name)
@@ -161,7 +148,8 @@ def run(
     else:
         store = _existing(config)
     tasks = _task_settings(config)
-    found = {key: existing.find_examples(tasks, store, *key) for key in wanted}
+    examples.own_tasks.cache_clear()  # The text and questions may have changed.
+    found = {key: existing.find_examples(tasks, *key) for key in wanted}
     if "questions" in _wanted_suffixes(config):
         name = f"{config.name}_questions"
         splits = {split for task, split in wanted if task == name}
@@ -261,11 +249,7 @@ def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
 
 
 def _wanted_suffixes(config: PrepareConfig) -> list[str]:
-    """Returns the suffixes of the tasks to materialise, in order; all if none is named.
-
-    Raises:
-      BadInputError: an unknown task is named.
-    """
+    """Returns the suffixes of the tasks to materialise, in order."""
     usual = [] if config.knowledge else ["ict"]
     usual += ["salient"] + (["questions"] if config.questions else [])
     known = [*usual, *_OTHER_MASKS]
@@ -285,20 +269,10 @@ def _wanted_suffixes(config: PrepareConfig) -> list[str]:
 
 
 def _task_settings(config: PrepareConfig) -> examples.TaskSettings:
-    return examples.TaskSettings(
-        corpus=config.corpus,
-        name=config.name,
-        questions=config.questions,
-        document_length=config.chunk_length,
-        query_length=config.query_length,
-        inverse_cloze_query_length=config.inverse_cloze_query_length,
-        max_masks=config.max_masks,
-        validation_fraction=config.validation_fraction,
-        seed=config.seed,
-        knowledge=config.knowledge,
-        modules=tuple(config.modules),
-        seqio_cache=config.seqio_cache,
-    )
+    names = {field.name for field in dataclasses.fields(examples.TaskSettings)}
+    given = {name: getattr(config, name) for name in names - {"document_length"}}
+    given |= {"document_length": config.chunk_length, "modules": tuple(config.modules)}
+    return examples.TaskSettings(**given)
 
 
 def _make_examples(
@@ -310,28 +284,52 @@ def _make_examples(
     stop: threading.Event,
     workers: Workers,
 ) -> None:
-    metadata = {
-        (task, split): {**described, existing.MADE_BY: existing.made_by(tasks, task)}
-        for task, split in missing
-        if (described := examples.metadata(tasks, task, split)) is not None
-    }
-    names = {
-        (task, split): examples.part_names(tasks, task, split, described)
-        for (task, split), described in metadata.items()
-    }
+    # A task of the user's own may lack a split.
+    splits = [
+        (task, split)
+        for name, split in missing
+        if split in (task := examples.find_task(tasks, name)).splits
+    ]
+    metadata = [
+        {
+            **examples.metadata(task, split, tasks.seed),
+            existing.MADE_BY: existing.made_by(tasks, task.name),
+        }
+        for task, split in splits
+    ]
+    parts = [
+        examples.part_names(*of, made_so)
+        for of, made_so in zip(splits, metadata, strict=True)
+    ]
+    names = list(itertools.chain.from_iterable(parts))
     make = examples.MakeExamples(tasks, module_code(tasks.modules))
     scratch = Scratch(config.corpus, config.scratch)
-    all_names = list(itertools.chain.from_iterable(names.values()))
-    parts = _parts_folder(config, tasks, store), all_names, make
-    told = {"what": "examples", "report": report, "stop": stop}
-    if _is_little(store, all_names, workers):
-        read = scratch.make_here(*parts, **told)
+    if _is_little(store, names, workers):
+        for task, split in splits:
+            if isinstance(task, CorpusTask):
+                task.ids(split, None)  # Refuses an empty one before any is written.
+
+        def read(name: str) -> Iterator[Example]:
+            report("examples", names.index(name), len(names))
+            return make.batches(name, check_of(stop))
+
     else:
-        read = scratch.make_parts(*parts, **told, workers=workers)
-    for (task, split), parts_of_split in names.items():
-        folder = examples_folder(config.knowledge or config.corpus, task, split)
-        contents = map(read, parts_of_split)
-        examples.assemble(task, split, folder, contents, metadata[task, split])
+        read_part = scratch.make_parts(
+            *("examples", names, make),
+            what="examples",
+            report=report,
+            stop=stop,
+            workers=workers,
+        )
+
+        def read(name: str) -> Iterator[Example]:
+            return iter([unpack_arrays(read_part(name))])
+
+    for (task, split), of, made_so in zip(splits, parts, metadata, strict=True):
+        folder = examples_folder(config.knowledge or config.corpus, task.name, split)
+        batches = itertools.chain.from_iterable(map(read, of))
+        examples.write_split(task, split, folder, batches, made_so)
+    report("examples", len(names), len(names))
     scratch.clear()
 
 
@@ -339,19 +337,3 @@ def _is_little(store: BlockStore, names: Sequence[str], workers: Workers) -> boo
     """Returns whether one process is faster: others take seconds to start."""
     is_small = store.num_blocks <= _FEW_BLOCKS and len(names) <= _FEW_PARTS
     return is_small and workers.count <= 1 and not workers.beam_flags
-
-
-def _parts_folder(
-    config: PrepareConfig, tasks: examples.TaskSettings, store: BlockStore
-) -> str:
-    """Returns the name of the folder of the parts of a corpus and its settings."""
-    settings = [
-        _PARTS_VERSION,
-        dataclasses.asdict(tasks),
-        store.fingerprint,
-        store.info.get("settings_fingerprint"),
-    ]
-    if config.questions:
-        settings.append(read_text(config.questions))
-    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    return f"examples-{digest[:16]}"

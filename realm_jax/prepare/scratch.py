@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import logging
 import os
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.part_files import read_part, write_part
 from realm_jax.storage import Store, open_store
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ class Workers:
     max_bad_lines: int = 0
 
 
-_MADE_HERE = "made_here"
-
 ALL_CORES = Workers()
 """One process per core of this machine, where there is work for them."""
 
@@ -52,12 +48,6 @@ def only_writer(corpus: str) -> Iterator[None]:
 
     They would delete each other's parts, and the corpus. The lock is a file beside the
     corpus, which the kernel lets go of however the process ends.
-
-    Args:
-      corpus: local folder of the corpus.
-
-    Raises:
-      BadInputError: another process is making it.
     """
     path = pathlib.Path(corpus)
     lock = path.with_name(f"{path.name}.lock")
@@ -92,17 +82,12 @@ def _hold(lock: pathlib.Path) -> int | None:
 
 
 class Scratch:
-    """A folder exclusive to one corpus, removed with its content in the end.
-
-    Attributes:
-      url: address of the folder.
-    """
+    """A folder exclusive to one corpus, removed with its content in the end."""
 
     def __init__(self, corpus: str, root: str = ""):
         """Determines the folder, without creating it.
 
         Args:
-          corpus: the corpus to be made.
           root: parent of the folder, local or on gs://; "" places it beside the corpus.
         """
         path = pathlib.Path(corpus)
@@ -127,40 +112,6 @@ class Scratch:
         # On a disk, empty folders remain.
         shutil.rmtree(self.url, ignore_errors=True)
 
-    def make_here(
-        self,
-        folder: str,
-        names: Sequence[str],
-        make_part: "MakePart",
-        *,
-        what: str,
-        report: Report,
-        stop: threading.Event,
-    ) -> Callable[[str], bytes]:
-        """Makes the missing parts in this process, without Beam.
-
-        Returns:
-          A function that reads a part by its name; a damaged one is made anew.
-
-        Raises:
-          BadInputError: bad input was found.
-          StoppedError: `stop` was set; finished parts are kept.
-        """
-        check = _check(stop)
-        store = open_store(f"{self.folder(folder)}/{_MADE_HERE}")
-
-        def write(name: str, part: bytes) -> None:
-            write_part(store, name, part)
-
-        for number, name in enumerate(names):
-            check()
-            report(what, number, len(names))
-            if not store.exists(name):
-                write(name, make_part(name, check))
-        report(what, len(names), len(names))
-        read = functools.partial(read_part, store)
-        return _read_or_make(read, write, make_part, check)
-
     def make_parts(
         self,
         folder: str,
@@ -174,13 +125,7 @@ class Scratch:
     ) -> Callable[[str], bytes]:
         """Makes the missing parts; see `beam_parts.Parts.make`.
 
-        Returns:
-          A function that reads a part by its name; a damaged one is made anew, by this
-          process.
-
-        Raises:
-          BadInputError: a worker found bad input, or was killed.
-          StoppedError: `stop` was set; finished parts are kept.
+        Returns a function that reads a part by its name, and makes a damaged one anew.
         """
         # Beam takes seconds to import, and a complete corpus does not need it. It warns
         # about missing Google Cloud clients, which are not needed.
@@ -199,10 +144,18 @@ class Scratch:
             report=lambda done, total: report(what, done, total),
             stop=stop,
         )
-        return _read_or_make(parts.read, parts.write, make_part, _check(stop))
+
+        def read_or_make(name: str) -> bytes:
+            part = parts.read(name)
+            if part is None:
+                part = make_part(name, check_of(stop))
+                parts.write(name, part)
+            return part
+
+        return read_or_make
 
 
-def _check(stop: threading.Event) -> Callable[[], None]:
+def check_of(stop: threading.Event) -> Callable[[], None]:
     """Returns a function that raises `StoppedError` once `stop` is set."""
 
     def check() -> None:
@@ -210,21 +163,3 @@ def _check(stop: threading.Event) -> Callable[[], None]:
             raise StoppedError("stopped; the same command goes on from here")
 
     return check
-
-
-def _read_or_make(
-    read: Callable[[str], bytes | None],
-    write: Callable[[str, bytes], None],
-    make_part: "MakePart",
-    check: Callable[[], None],
-) -> Callable[[str], bytes]:
-    """Returns a function that reads a part, and makes it if it cannot be read."""
-
-    def read_or_make(name: str) -> bytes:
-        part = read(name)
-        if part is None:
-            part = make_part(name, check)
-            write(name, part)
-        return part
-
-    return read_or_make

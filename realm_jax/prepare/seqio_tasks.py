@@ -1,83 +1,72 @@
-"""Registers the SeqIO tasks of a prepared corpus, and other tasks.
+"""Registers the tasks of a prepared corpus, and others, with SeqIO.
 
-Importing this module imports TensorFlow.
+Importing this module imports TensorFlow, which takes seconds. The functions that make
+examples are NumPy's; here they are wrapped, without logic of its own.
 """
 
-import copy
 import functools
-import hashlib
-import itertools
-import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from realm_jax.data import inverse_cloze, masking, random_masking
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.features import Example, FeatureSpecs, in_chunks, int32
-from realm_jax.data.references import SentenceRows
-from realm_jax.data.salient_spans import Tagger
-from realm_jax.data.splits import (
-    TRAIN,
-    VALIDATION,
-    VALIDATION_FRACTION,
-    held_out,
-    share_of_at_least_one,
-)
-from realm_jax.data.terms import TermTagger
-from realm_jax.data.tokenizer_files import load_vocabulary
+from realm_jax.data.features import SENTENCE_ID, Example, FeatureSpecs
+from realm_jax.data.questions import Question
+from realm_jax.data.splits import TRAIN, VALIDATION, VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.tf_datasets import expand, output_features, restore_shapes
-from realm_jax.types import NULL_BLOCK
+from realm_jax.prepare.corpus_tasks import (
+    NUM_SHARDS,
+    BlockSplits,
+    CorpusTask,
+    block_provenance,
+    corpus_tasks,
+    narrow_dtypes,
+    question_task,
+)
 
-NUM_SHARDS = 64
+_SHUFFLE_BUFFER = 1 << 20
+_WRITE_EXAMPLES = 1024
 
 
 class BlockSource(seqio.DataSource):
-    """Ids of the blocks of a split, as int32 scalars.
-
-    A shard is a range of blocks, of which each split takes its own: the held-out
-    articles do not depend on the number of shards. The texts of a shard, which name the
-    article of each block, are read when the shard is first used. Of a few articles at
-    least one is held out, unless the fraction is 0; of a single article, a book, blocks
-    are.
+    """Ids of the blocks of a split, as int32 scalars; see `BlockSplits`.
 
     Attributes:
       store: the corpus.
       provenance: fingerprints of corpus, vocabulary and settings, and the fraction of
         held-out articles.
-      layout: the rows that the task's dataset has beside its features, None without.
+      references: what the rows refer to that the task's dataset has beside its
+        features, None without.
     """
 
-    layout: SentenceRows | None = None
+    def __init__(
+        self,
+        store: BlockStore,
+        num_shards: int = NUM_SHARDS,
+        fraction: float = VALIDATION_FRACTION,
+        *,
+        task: CorpusTask | None = None,
+    ):
+        """Creates a source of the blocks of `store` in `num_shards` ranges.
 
-    def __init__(self, store: BlockStore, num_shards: int, fraction: float):
-        """Creates a source of the blocks of `store`.
-
-        Args:
-          store: the corpus.
-          num_shards: number of ranges of its blocks.
-          fraction: share of the articles in the validation split; of a few articles
-            that is at least one, unless it is 0.
+        Of a task of the corpus it has the blocks, which all its tasks share.
         """
         super().__init__(splits=(TRAIN, VALIDATION))
         self.store = store
-        self.provenance = {
-            "corpus_fingerprint": store.fingerprint,
-            "vocabulary_fingerprint": store.vocabulary.fingerprint,
-            # Covers the spans, which the corpus fingerprint leaves out.
-            "settings_fingerprint": store.info.get("settings_fingerprint", ""),
-            # Examples of two shares must not be mixed: the held-out articles of one
-            # may be trained on in the other.
-            "validation_fraction": fraction,
-        }
-        self._fraction = fraction
-        num_shards = min(num_shards, store.num_blocks)
-        self._bounds = np.linspace(0, store.num_blocks, num_shards + 1).astype(int)
-        self._held_out = functools.lru_cache(maxsize=None)(self._read_held_out)
+        if task is None:
+            self.provenance = block_provenance(store, fraction)
+            self.references = None
+            self._blocks = BlockSplits(store, num_shards, fraction)
+        else:
+            assert task.blocks is not None
+            self.provenance = dict(task.provenance)
+            self.references = task.references
+            self._blocks = task.blocks
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -86,7 +75,7 @@ class BlockSource(seqio.DataSource):
 
     def list_shards(self, split: str) -> list[str]:
         """Returns the name of each shard."""
-        count = len(self._bounds) - 1
+        count = self._blocks.num_shards
         return [f"{split}-{index:05d}-of-{count:05d}" for index in range(count)]
 
     def get_dataset(
@@ -97,225 +86,58 @@ class BlockSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused,
     ) -> tf.data.Dataset:
-        """Returns the ids of every `num_shards`-th shard, from `index` on.
-
-        Raises:
-          BadInputError: the whole split has no article.
-        """
-        shards = range(len(self._bounds) - 1)
+        """Returns the ids of every `num_shards`-th shard, from `index` on."""
+        shards = None
         if shard_info is not None:
-            shards = shards[shard_info.index :: shard_info.num_shards]
-        ids = np.concatenate(
-            [np.zeros(0, np.int32), *(self._ids(split, shard) for shard in shards)]
-        )
-        if not len(ids) and shard_info is None:
-            raise BadInputError(
-                f"expected articles in the split {split!r}, got none of the "
-                f"{self.store.num_blocks} blocks of {self.store.directory} (a share of "
-                f"{self._fraction} is held out, of few articles at least one); prepare "
-                "more articles or change prepare.PrepareConfig.validation_fraction."
-            )
+            every = range(self._blocks.num_shards)
+            shards = every[shard_info.index :: shard_info.num_shards]
+        ids = self._blocks.ids(split, shards)
         dataset = tf.data.Dataset.from_tensor_slices(ids)
         if shuffle and len(ids):
             dataset = dataset.shuffle(min(len(ids), _SHUFFLE_BUFFER), seed=seed)
         return dataset
 
-    def _ids(self, split: str, shard: int) -> np.ndarray:
-        held = self._held_out(shard)
-        kept = held if split == VALIDATION else ~held
-        return (self._bounds[shard] + np.flatnonzero(kept)).astype(np.int32)
 
-    def _read_held_out(self, shard: int) -> np.ndarray:
-        blocks = np.arange(self._bounds[shard], self._bounds[shard + 1])
-        return held_out(self._held_out_together(blocks), self._share)
-
-    @functools.cached_property
-    def _share(self) -> float:
-        if self._num_articles > _FEW_ARTICLES or self.store.num_blocks > _FEW_BLOCKS:
-            return self._fraction
-        shards = itertools.pairwise(self._bounds)
-        keys = (self._held_out_together(np.arange(*bounds)) for bounds in shards)
-        return share_of_at_least_one(
-            itertools.chain.from_iterable(keys), self._fraction
-        )
-
-    @property
-    def _num_articles(self) -> int:
-        return self.store.info.get("num_documents", self.store.num_blocks)
-
-    def _held_out_together(self, blocks: np.ndarray) -> Iterator[str]:
-        """Yields a key of each block; blocks of one key are in the same split."""
-        if self._num_articles == 1:
-            yield from (f"block {block}" for block in blocks)
-            return
-        for ids in in_chunks(blocks, _READ_BLOCKS):
-            yield from (text.source_id for text in self.store.texts(ids))
+def register_corpus(name: str, store: BlockStore, **settings: Any) -> list[str]:
+    """Registers the tasks of `corpus_tasks.corpus_tasks`; returns their names."""
+    tasks = corpus_tasks(name, store, **settings)
+    for task in tasks:
+        register_task(task)
+    return [task.name for task in tasks]
 
 
-def register_corpus(
-    name: str,
-    store: BlockStore,
-    *,
-    tagger: Tagger | None = None,
-    knowledge: BlockStore | None = None,
-    query_length: int = masking.QUERY_LENGTH,
-    inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH,
-    document_length: int = inverse_cloze.DOCUMENT_LENGTH,
-    max_masks: int = masking.MAX_MASKS,
-    num_shards: int = NUM_SHARDS,
-    validation_fraction: float = VALIDATION_FRACTION,
-    seed: int = 0,
-) -> list[str]:
-    """Registers a task of documents, one of pairs, and four of masked sentences.
-
-    `<name>_blocks` contains the documents, `_ict` sentences and their blocks,
-    `_salient` sentences with a salient span masked, `_terms` with a term masked (see
-    `data.terms`), `_random_tokens` and `_random_spans` with random masks. Each has the
-    splits train and validation.
-
-    Args:
-      name: letters, digits and underscores.
-      store: the corpus.
-      tagger: None masks the spans stored in the corpus. Otherwise the salient task
-        masks those that this tagger finds in the blocks: it runs when examples are
-        made, shard by shard, and the corpus is not changed.
-      knowledge: another prepared corpus that is searched for these sentences (X and Z
-        in REALM, section 4.3). Then only the tasks of masked sentences are registered,
-        without a source block.
-      query_length: wordpieces of a masked sentence, special pieces included.
-      inverse_cloze_query_length: the same of an inverse cloze query.
-      document_length: the same of a document.
-      max_masks: masked wordpieces that are scored.
-      num_shards: number of shards into which SeqIO can split the work.
-      validation_fraction: share of the articles that are held out from training.
-      seed: determines which inverse cloze queries are removed from their blocks, and
-        the random masks.
-
-    Returns:
-      The names of the tasks.
-
-    Raises:
-      BadInputError: the two corpora have different vocabularies, a length leaves no
-        room for an example, or a task of this name is registered already.
-    """
-    blocks = BlockSource(store, num_shards, validation_fraction)
-    if knowledge is not None:
-        require_vocabulary(store, knowledge.vocabulary)
-        blocks.provenance["corpus_fingerprint"] = knowledge.fingerprint
-    masks = {"query_length": query_length, "max_masks": max_masks}
-    pairs = inverse_cloze.PairRows(inverse_cloze_query_length, document_length)
-    spans, pieces = masking.SpanRows(**masks), random_masking.PieceRows(**masks)
-    tokens, words = (
-        {**masks, "seed": seed, "draw": draw}
-        for draw in (random_masking.draw_tokens, random_masking.draw_spans)
-    )
-    salient = {"query_length": query_length, "tagger": tagger}
-    terms = {**salient, "tagger": TermTagger(functools.partial(_counted, store))}
-    tasks = [
-        ("ict", pairs, inverse_cloze.inverse_cloze_rows, {"seed": seed}),
-        ("salient", spans, masking.salient_rows, salient),
-        ("terms", spans, masking.salient_rows, terms),
-        ("random_tokens", pieces, random_masking.random_rows, tokens),
-        ("random_spans", pieces, random_masking.random_rows, words),
-    ]
-    if knowledge is None:
-        add_task(
-            f"{name}_blocks",
-            blocks,
-            functools.partial(block_examples, store, document_length=document_length),
-            block_specs(document_length),
-            store.vocabulary.size,
-        )
-    else:
-        tasks = [task for task in tasks if task[1] is not pairs]
-    for suffix, layout, make_rows, options in tasks:
-        _add_sentences(
-            f"{name}_{suffix}",
-            _tagged_by(blocks, tagger if suffix == "salient" else None),
-            layout,
-            functools.partial(make_rows, **options),
-            is_searched=knowledge is None,
-        )
-    suffixes = [] if knowledge is not None else ["blocks"]
-    return [f"{name}_{suffix}" for suffix in (*suffixes, *(task[0] for task in tasks))]
-
-
-def _counted(store: BlockStore) -> Iterator[str]:
-    """Yields the bodies of the blocks that words are counted in, evenly spread."""
-    count = min(store.num_blocks, _COUNTED_BLOCKS)
-    spread = np.linspace(0, store.num_blocks - 1, count).astype(int)
-    for ids in in_chunks(spread, _READ_BLOCKS):
-        yield from (text.body for text in store.texts(ids))
-
-
-def _add_sentences(
-    name: str,
-    source: BlockSource,
-    layout: SentenceRows,
-    make_rows: Callable[..., Example],
-    *,
-    is_searched: bool,
+def register_question_task(
+    name: str, questions: Sequence[Question], vocabulary: WordPiece, **lengths: Any
 ) -> None:
-    """Registers a task of sentences of the source's blocks.
+    """Registers the task of `corpus_tasks.question_task`."""
+    register_task(question_task(name, questions, vocabulary, **lengths))
 
-    Args:
-      name: name of the task.
-      source: the blocks.
-      layout: how its rows become examples.
-      make_rows: (store, block ids) -> rows of `layout`.
-      is_searched: whether the blocks are those that are searched. Otherwise examples
-        have no source block there, and do not refer to sentences of it.
-    """
-    specs, columns = layout.specs, layout.columns
-    if isinstance(layout, masking.MaskedRows):
-        specs = masking.sentence_specs(layout.query_length, layout.max_masks)
-    source = copy.copy(source)
-    source.layout = layout if is_searched else None
+
+def register_task(task: CorpusTask) -> None:
+    """Registers a task of a corpus or of questions."""
     add_task(
-        name,
-        source,
-        functools.partial(_laid_out, source.store, layout, make_rows, is_searched),
-        specs,
-        source.store.vocabulary.size,
-        columns if is_searched else None,
+        task.name,
+        BlockSource(task.blocks.store, task=task)
+        if task.blocks
+        else _question_source(task),
+        task.examples,
+        task.specs,
+        task.vocabulary.size,
+        task.references.layout.columns if task.references else None,
     )
 
 
-def _laid_out(
-    store: BlockStore,
-    layout: SentenceRows,
-    make_rows: Callable[..., Example],
-    is_searched: bool,
-    block_ids: np.ndarray,
-) -> Example:
-    """Returns the examples of blocks, and the rows that they were made of."""
-    rows = make_rows(store, block_ids)
-    examples = layout.lay_out(store, rows)
-    if not is_searched:
-        source_block = np.full_like(examples["source_block"], NULL_BLOCK)
-        examples["source_block"] = source_block
-    return {**rows, **examples}
+def _question_source(task: CorpusTask) -> seqio.DataSource:
+    def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None):
+        del shuffle_files, seed  # A single shard, which the task itself shuffles.
+        return tf.data.Dataset.from_tensor_slices(task.ids(split, None))
 
-
-def block_specs(document_length: int) -> FeatureSpecs:
-    """Returns the features of one example of `<name>_blocks`."""
-    return {
-        "block_id": int32(),
-        "document_ids": int32(document_length),
-        "document_segment_ids": int32(document_length),
-    }
-
-
-def block_examples(
-    store: BlockStore, block_ids: np.ndarray, *, document_length: int
-) -> Example:
-    """Returns block ids with the output of `BlockStore.document_ids`."""
-    ids, segments = store.document_ids(block_ids, document_length)
-    return {
-        "block_id": np.asarray(block_ids, np.int32),
-        "document_ids": ids,
-        "document_segment_ids": segments,
-    }
+    counts = {split: len(task.ids(split, None)) for split in task.splits}
+    source = seqio.FunctionDataSource(
+        dataset_fn, splits=tuple(counts), num_input_examples=counts
+    )
+    source.vocabulary, source.provenance = task.vocabulary, task.provenance
+    return source
 
 
 def add_task(
@@ -332,15 +154,20 @@ def add_task(
       name: letters, digits and underscores.
       source: a source of scalars.
       make_examples: maps an array of scalars to any number of examples.
-      specs: the features of one example.
-      vocab_size: number of wordpieces.
       columns: further arrays that the function returns and that the dataset has beside
         the features of the task; see `references.py`.
-
-    Raises:
-      BadInputError: the name is taken, or SeqIO does not allow it.
     """
     made = {**specs, **(columns or {})}
+    vocabulary = seqio.PassThroughVocabulary(size=vocab_size)
+    features = {
+        feature: seqio.ContinuousFeature(
+            vocabulary=vocabulary,
+            add_eos=False,
+            dtype=tf.as_dtype(spec.dtype),
+            rank=len(spec.shape),
+        )
+        for feature, spec in specs.items()
+    }
     try:
         seqio.TaskRegistry.add(
             name,
@@ -351,7 +178,7 @@ def add_task(
                 seqio.CacheDatasetPlaceholder(),
                 functools.partial(restore_shapes, specs=specs, columns=columns),
             ],
-            output_features=output_features(specs, vocab_size),
+            output_features=features,
         )
     except ValueError as error:
         raise BadInputError(
@@ -360,37 +187,78 @@ def add_task(
         ) from error
 
 
-def require_vocabulary(
-    store: BlockStore, wanted: str | os.PathLike[str] | WordPiece
-) -> None:
-    """Checks that a corpus was prepared with a given vocabulary.
+def expand(
+    dataset: tf.data.Dataset,
+    make_examples: Callable[..., Example],
+    specs: FeatureSpecs,
+    *,
+    chunk_size: int = 64,
+) -> tf.data.Dataset:
+    """Makes any number of examples of scalars with a NumPy function."""
 
-    Raises:
-      BadInputError: it was prepared with another one.
+    def make_list(scalars: np.ndarray) -> list[np.ndarray]:
+        examples = make_examples(scalars)
+        return [examples[name] for name in specs]
+
+    def from_numpy(scalars: tf.Tensor) -> dict[str, tf.Tensor]:
+        types = [spec.dtype for spec in specs.values()]
+        arrays = tf.numpy_function(make_list, [scalars], types)
+        for spec, array in zip(specs.values(), arrays, strict=True):
+            array.set_shape((None, *spec.shape))
+        return dict(zip(specs, arrays, strict=True))
+
+    return dataset.batch(chunk_size).map(from_numpy).unbatch()
+
+
+def restore_shapes(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, Any] | None,
+    specs: FeatureSpecs,
+    columns: FeatureSpecs | None = None,
+) -> tf.data.Dataset:
+    """Restores the fixed shapes of examples, which SeqIO's cache does not store.
+
+    A preprocessor to follow the cache. SeqIO then truncates features to
+    `sequence_length`, which would remove the last [SEP]: shorter lengths are refused.
+    Of `columns`, which are no part of the task's output, a cache may lack some.
     """
-    if not isinstance(wanted, WordPiece):
-        wanted = load_vocabulary(wanted, **store.vocabulary.settings)
-    if wanted.fingerprint != store.vocabulary.fingerprint:
+    if missing := sorted(specs.keys() - dataset.element_spec.keys()):
         raise BadInputError(
-            f"expected the corpus {store.directory} in the vocabulary "
-            f"{wanted.fingerprint[:12]} ({wanted.size} pieces), got "
-            f"{store.vocabulary.fingerprint[:12]} ({store.vocabulary.size} pieces); "
-            "prepare the corpus again with this vocabulary, or leave it out."
+            f"expected a cache with the features {', '.join(specs)}, but it lacks "
+            f"{', '.join(missing)}; remove it and run SeqIO's caching tool again."
         )
+    for name, length in (sequence_length or {}).items():
+        made = specs[name].shape[:1] if name in specs else ()
+        if made and isinstance(length, int) and length < made[0]:
+            raise BadInputError(
+                f"expected a length of at least {made[0]} for {name}, which is what "
+                f"the task was registered with, got {length}; register it with shorter "
+                "lengths."
+            )
+    there = dataset.element_spec.keys()
+    kept = {name: spec for name, spec in (columns or {}).items() if name in there}
+    return dataset.map(
+        lambda example: {
+            name: tf.ensure_shape(example[name], spec.shape)
+            for name, spec in {**specs, **kept}.items()
+        }
+    )
 
 
-def _tagged_by(blocks: BlockSource, tagger: Tagger | None) -> BlockSource:
-    """Returns the source with fingerprints that depend on the tagger."""
-    if tagger is None:
-        return blocks
-    tagged = copy.copy(blocks)  # Shares the cache of held-out blocks.
-    settings = f"{blocks.provenance['settings_fingerprint']}\0{tagger.name}"
-    tagged.provenance = {
-        **blocks.provenance,
-        "settings_fingerprint": hashlib.sha256(settings.encode()).hexdigest(),
-        "tagger": tagger.name,
-    }
-    return tagged
+def numpy_batches(
+    dataset: tf.data.Dataset, names: Sequence[str], batch_size: int
+) -> Iterator[Example]:
+    """Yields batches of the named features as NumPy arrays; the last may be smaller."""
+    specs: Any = dataset.element_spec
+    for name in names:
+        if not specs[name].shape.is_fully_defined():
+            raise BadInputError(
+                f"expected examples of one shape, got {name} of shape "
+                f"{specs[name].shape}; pad it to a fixed length in the task."
+            )
+    kept = dataset.map(lambda example: {name: example[name] for name in names})
+    for batch in kept.batch(batch_size).as_numpy_iterator():
+        yield {name: np.asarray(value) for name, value in batch.items()}
 
 
 def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:
@@ -408,11 +276,90 @@ def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:
     }
 
 
-_READ_BLOCKS = 4096
-# One per cent of 2,000 articles is none once in five hundred million times; and of so
-# few, the texts of so many blocks are read within seconds.
-_FEW_ARTICLES = 2000
-_FEW_BLOCKS = 1 << 17
-# Their words are counted in seconds, once in every process that makes examples.
-_COUNTED_BLOCKS = 1 << 15
-_SHUFFLE_BUFFER = 1 << 20
+class RegisteredTask:
+    """A task or mixture that is registered with SeqIO; see `examples.ExampleTask`."""
+
+    def __init__(self, name: str, *, seed: int = 0, use_cached: bool | None = None):
+        """Finds a task.
+
+        Args:
+          name: as registered.
+          seed: seeds random preprocessors and mixing.
+          use_cached: whether the output of SeqIO's caching tool is read; None if there
+            is one.
+        """
+        provider = find_task(name)
+        is_task = isinstance(provider, seqio.Task)
+        self.name = name
+        self.splits = list(provider.splits)
+        self.provenance = provenance(provider)
+        self.references = getattr(is_task and provider.source, "references", None)
+        self.dtypes = narrow_dtypes(
+            {
+                feature: spec.vocabulary.vocab_size
+                for feature, spec in provider.output_features.items()
+                if tf.as_dtype(spec.dtype) == tf.int32
+            }
+        )
+        self._provider = provider
+        self._seed = seed
+        if use_cached is None:
+            use_cached = is_task and provider.cache_dir is not None
+        self._use_cached = use_cached
+
+    def num_shards(self, split: str) -> int:
+        """Returns the number of shards, 1 for a mixture or a cached task.
+
+        The concatenated examples of the shards are those of the task.
+        """
+        if isinstance(self._provider, seqio.Mixture) or self._use_cached:
+            return 1
+        return max(1, len(self._provider.source.list_shards(split)))
+
+    def batches(self, split: str, shard: int, count: int) -> Iterator[Example]:
+        """Yields one epoch of a shard out of `count`, in batches.
+
+        Of a task whose examples refer to sentences of the corpus, a batch has the
+        columns of its layout instead of the features, unless it is of a cache that an
+        earlier release wrote.
+        """
+        try:
+            dataset = self._provider.get_dataset(
+                split=split,
+                use_cached=self._use_cached,
+                shuffle=False,
+                seed=self._seed,
+                num_epochs=1,
+                shard_info=seqio.ShardInfo(shard, count) if count > 1 else None,
+            )
+            names = list(self._provider.output_features)
+            columns = self.references.layout.columns if self.references else {}
+            if columns and columns.keys() <= dataset.element_spec.keys():
+                names = [*columns, *({*names} & {SENTENCE_ID})]
+            yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
+        except AssertionError as error:  # SeqIO raises it if nothing is cached.
+            raise BadInputError(
+                f"expected a cache of {self.name}, but {error}; run SeqIO's caching "
+                "tool, add the cache directory, or do without the cache."
+            ) from error
+        except tf.errors.OpError as error:
+            raise_bad_input(error)
+            raise
+
+
+def find_task(name: str) -> seqio.Task | seqio.Mixture:
+    """Returns a registered task or mixture."""
+    try:
+        return seqio.get_mixture_or_task(name)
+    except ValueError as error:
+        known = sorted([*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
+        raise BadInputError(
+            f"expected a registered task or mixture ({', '.join(known) or 'none is'}), "
+            f"got {name!r}; correct the name or import the module that registers it."
+        ) from error
+
+
+def raise_bad_input(error: tf.errors.OpError) -> None:
+    """Raises the `BadInputError` that TensorFlow has wrapped, if there is one."""
+    if found := re.search(r"BadInputError: (.*)", str(error)):
+        raise BadInputError(found[1]) from error

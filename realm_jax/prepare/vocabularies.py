@@ -11,9 +11,13 @@ from realm_jax.data.documents import Document, LeftOut
 from realm_jax.data.records import BadRecord
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.block_parts import Summary, require_few_bad
+from realm_jax.prepare.block_parts import (
+    Summary,
+    read_part,
+    require_few_bad,
+    write_part,
+)
 from realm_jax.prepare.documents.source import DocumentSource, read_all
-from realm_jax.prepare.part_files import read_part, write_part
 from realm_jax.ranges import require_ranges, whole
 from realm_jax.storage import Store
 
@@ -29,8 +33,6 @@ class VocabularyTraining:
     """Configuration of a vocabulary's training.
 
     Attributes:
-      size: number of wordpieces.
-      lowercase: whether text is lowercased.
       strip_accents: whether accents are removed; None follows BERT, which strips them
         if it lowercases.
     """
@@ -58,16 +60,8 @@ class VocabularyTraining:
         whatever the text.
 
         Args:
-          source: source of the text.
-          fingerprint: fingerprint of the source.
           scratch: store that keeps the vocabulary for a run that resumes.
-          name: name of the source in errors.
           characters: further characters that the vocabulary must hold.
-          max_bad_lines: largest number of damaged records tolerated.
-
-        Raises:
-          BadInputError: the source cannot be read, has too many damaged records or no
-            text, or `size` is too small for the characters.
         """
         wanted = {c for c in _ALWAYS + characters if not c.isspace()}
         alphabet = "".join(sorted(wanted))

@@ -23,12 +23,11 @@ from realm_jax.data.corpus_size import of_corpus
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.embed import local_mesh, place_locally
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.finetune import FinetuneConfig, QuestionInputs
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.lease import Lease
 from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.question_inputs import QuestionInputs
 from realm_jax.training.refresh import (
     Refresher,
     RefreshMode,

@@ -14,14 +14,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from realm_jax import multihost, ranges
+from realm_jax.answering.reader import Answerer
 from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import CorpusSize
-from realm_jax.data.mixture import CYCLE, common_specs
-from realm_jax.data.questions import question_specs
+from realm_jax.data.examples import Examples
+from realm_jax.data.mixture import CYCLE, Mixture, common_specs
+from realm_jax.data.questions import cut_questions, question_specs
 from realm_jax.errors import BadInputError
+from realm_jax.index import device_search, device_tokens
+from realm_jax.index.answer_labels import AnswerLabels
+from realm_jax.index.candidates import question_candidates
+from realm_jax.index.device_search import Precision
+from realm_jax.index.device_tokens import DocumentLayout
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.models.bert import BertConfig
@@ -30,23 +39,31 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
+from realm_jax.training.answer_coverage import require_answers
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
-from realm_jax.training.question_index import FrozenIndex, RefreshedIndex
-from realm_jax.training.question_inputs import DOCUMENTS, QuestionInputs, on_devices
-from realm_jax.training.refresh import RefreshMode
+from realm_jax.training.question_index import (
+    FrozenIndex,
+    RefreshedIndex,
+    RollingIndex,
+)
+from realm_jax.training.refresh import RefreshMode, blocking_rebuilds
+from realm_jax.training.rolling_refresh import Renewal, RenewingFinetuneLoss
+from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage, StageParts
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
+from realm_jax.training.state import TrainState
 from realm_jax.training.update_shapes import (
+    SOME_PIECES,
     UpdateShapes,
     batch_of,
     rows_of_batch,
     shapes_of,
 )
-from realm_jax.types import QuestionBatch
+from realm_jax.types import Neighbours, QuestionBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +113,7 @@ MORE_TASKS = "more_tasks"
 READING = ("marginalization", "max_span", "span_layer_norm_epsilon")
 """Settings of `AnsweringConfig` with which a model must answer as it was trained."""
 
-
-_REFRESH_MODES = (RefreshMode.OFF, RefreshMode.BLOCKING, RefreshMode.ASYNC)
+_DOCUMENTS = ("document_ids", "document_segment_ids")
 
 
 def _in_cycle(share: float) -> int:
@@ -139,8 +155,9 @@ class FinetuneConfig(StageConfig):
       embed: how the corpus is embedded here.
       more_tasks: further question tasks to be trained on, each with its share of all
         questions, in thousandths; `task` has the rest. See `data/mixture.py`.
-      refresh_mode: "off" searches the first index to the end; "blocking" and "async"
-        (`realm build-index` beside this job) have it follow the retriever.
+      refresh_mode: "off" searches the first index to the end; "blocking", "async"
+        (`realm build-index` beside this job) and "rolling" have it follow the
+        retriever; see `refresh.py`.
       refresh_period: updates between two refreshes.
       num_embedded: number of the best retrieved blocks that an update embeds itself, so
         that the document tower is trained through them; the others keep the embeddings
@@ -155,7 +172,7 @@ class FinetuneConfig(StageConfig):
         after which training ends; None to make all updates.
       search_ahead: whether the inputs of the next update are made while one is running,
         of blocks that are found with parameters one update old; see
-        `search_ahead.py`. Not where answers are patterns.
+        `search_ahead.py`. Not where answers are patterns, nor with "rolling".
     """
 
     stage: ClassVar[StageSpec] = FINETUNE
@@ -193,7 +210,7 @@ class FinetuneConfig(StageConfig):
             more_tasks=_SHARES,
         )
         self.answering()  # Checks the settings that both have.
-        require_one_of("REFRESH_MODE", self.refresh_mode, _REFRESH_MODES)
+        require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
         self._require_consistent()
         for read in (self.num_read, self.blocks_per_update):
             if read > self.num_retrieved:
@@ -222,9 +239,15 @@ class FinetuneConfig(StageConfig):
             )
         if self.num_embedded and not self.is_refreshed:
             raise BadInputError(
-                'expected REFRESH_MODE="blocking" or "async" with NUM_EMBEDDED='
-                f"{self.num_embedded}, got {self.refresh_mode!r}: the index would be "
-                "of another document tower than the one that trains"
+                'expected REFRESH_MODE="blocking", "async" or "rolling" with '
+                f"NUM_EMBEDDED={self.num_embedded}, got {self.refresh_mode!r}: the "
+                "index would be of another document tower than the one that trains"
+            )
+        if self.index_in_state and self.searcher != "device":
+            raise BadInputError(
+                'expected SEARCHER="device" for REFRESH_MODE="rolling", got '
+                f"{self.searcher!r}: rows of a ScaNN index cannot be replaced; change "
+                "one of them"
             )
         if self.is_refreshed and frozen_parameters(self):
             raise BadInputError(
@@ -237,6 +260,11 @@ class FinetuneConfig(StageConfig):
     def is_refreshed(self) -> bool:
         """True if the index follows the retriever."""
         return self.refresh_mode != RefreshMode.OFF.value
+
+    @property
+    def index_in_state(self) -> bool:
+        """True if the updates themselves renew the index, which checkpoints hold."""
+        return self.refresh_mode == RefreshMode.ROLLING.value
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -269,8 +297,7 @@ class FinetuneConfig(StageConfig):
         if not self.is_refreshed:
             return IndexUse(self.searcher, embed)
         mode = RefreshMode(self.refresh_mode)
-        is_blocking = mode is RefreshMode.BLOCKING
-        rebuilds = self.train_steps / self.refresh_period if is_blocking else 0.0
+        rebuilds = blocking_rebuilds(mode, self.train_steps, self.refresh_period)
         return IndexUse(self.searcher, embed, rebuilds, mode)
 
     def data_order(self) -> dict[str, Any]:
@@ -327,6 +354,7 @@ def run(
         config,
         config.make_reader,
         frozen=frozen_parameters(config),
+        index=Precision.FLOAT32 if config.index_in_state else None,
         attempt=attempt,
     )
     with contextlib.closing(stage):
@@ -357,11 +385,14 @@ def _train(
     """Trains until the last update, a stop or an early end: the loop of fine-tuning.
 
     A refresh comes before the update that searches, and before measuring, so that exact
-    match is that of the newest index there can be.
+    match is that of the newest index there can be. A rolling one comes with the update.
     """
     index.keep(dev.kept)
     inputs = QuestionInputs(stage, config, index)
-    loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
+    layout = DocumentLayout.of(config.models.lengths, stage.corpus.vocabulary)
+    of_models = (stage.retriever, stage.reader)
+    packing = inputs.packed_lengths()
+    loss = make_loss(config, *of_models, layout, stage.mesh, packing)
 
     def details() -> Mapping[str, Any]:
         found = dev.details({**inputs.details(), **index.details()})
@@ -409,6 +440,8 @@ def make_index(
         return frozen_index(stage, config, stop)
     mode = RefreshMode(config.refresh_mode)
     source = stage.index_source(config.searcher, config.embed)
+    if mode is RefreshMode.ROLLING:
+        return RollingIndex(stage, source, stop, config.refresh_period)
     return RefreshedIndex(stage, source, stop, mode, config.refresh_period)
 
 
@@ -425,16 +458,22 @@ def make_loss(
     config: FinetuneConfig,
     retriever: Retriever,
     reader: SpanReader,
+    layout: DocumentLayout,
+    mesh: Mesh,
     packing: PackedLengths | None = None,
 ) -> FinetuneLoss:
-    """Returns the loss that a run minimises."""
-    return FinetuneLoss(
-        retriever,
-        reader,
-        AnswerMarginalization(config.marginalization),
-        config.microbatches,
-        packing,
+    """Returns the loss that a run minimises.
+
+    It renews the index, if the state holds it.
+    """
+    parts = (
+        *(retriever, reader, AnswerMarginalization(config.marginalization)),
+        *(config.microbatches, packing),
     )
+    if not config.index_in_state:
+        return FinetuneLoss(*parts)
+    renewal = Renewal(config.refresh_period, False, config.embed.batch_size)
+    return RenewingFinetuneLoss(*parts, renewal=renewal, layout=layout, mesh=mesh)
 
 
 def update_shapes(
@@ -445,7 +484,10 @@ def update_shapes(
     usual = question_specs(lengths.query)
     # A model that only answers has no task.
     specs = {task: corpus.specs.get(task, usual) for task in config.tasks or ("",)}
-    questions = batch_of(QuestionBatch, common_specs(specs), size, mesh)
+    features = dict(common_specs(specs))
+    query = min(lengths.query, *features["question_ids"].shape)
+    features["question_ids"] = jax.ShapeDtypeStruct((query,), np.int32)
+    questions = batch_of(QuestionBatch, features, size, mesh)
     sizes = {
         "batch": size,
         "neighbour": config.num_neighbours(corpus.num_blocks),
@@ -457,10 +499,159 @@ def update_shapes(
     documents = {}
     if config.num_embedded:
         ids = (size, config.num_embedded, lengths.document)
-        documents = dict.fromkeys(DOCUMENTS, rows_of_batch(ids, "int32", mesh))
+        documents = dict.fromkeys(_DOCUMENTS, rows_of_batch(ids, "int32", mesh))
+    layout = DocumentLayout(lengths.document, lengths.joined, *SOME_PIECES)
+    tokens = index = None
+    if config.index_in_state:
+        index = device_search.table_shapes(
+            corpus.num_blocks, retriever.config.projection_size, mesh, Precision.FLOAT32
+        )
+        tokens = device_tokens.table_shapes(
+            corpus.num_blocks, corpus.longest, corpus.id_dtype, layout, mesh
+        )
     inputs = shapes_of(
-        *(FinetuneInputs, sizes, mesh), questions=on_devices(questions), **documents
+        *(FinetuneInputs, sizes, mesh),
+        questions=_on_devices(questions),
+        **documents,
+        tokens=tokens,
     )
     reader = config.make_reader(retriever.config.bert)
-    loss = make_loss(config, retriever, reader)
-    return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
+    loss = make_loss(config, retriever, reader, layout, mesh)
+    return UpdateShapes(reader, loss, frozen_parameters(config), inputs, index)
+
+
+def _on_devices(questions: QuestionBatch) -> QuestionBatch:
+    """Returns questions without their texts, which are compared on the host only."""
+    return questions.replace(answer_patterns=None, answer_texts=None)
+
+
+class QuestionInputs:
+    """Searches, reads and labels the questions of a step."""
+
+    def __init__(
+        self,
+        stage: StageParts[SpanReader],
+        config: FinetuneConfig,
+        index: FrozenIndex,
+    ):
+        """Opens the questions, and then the index.
+
+        Args:
+          stage: the run, with its initial state.
+          config: its configuration.
+          index: the index, which is not open yet.
+
+        Raises:
+          BadInputError: no answer is in a retrieved block, or the index is missing.
+          StoppedError: stopped while the corpus was being embedded.
+          NotReadyError: the index builder has not made an index in time.
+        """
+        self._stage = stage
+        self._config = config
+        self._examples = _open_questions(stage, config)
+        self._index = index
+        index.open()
+        self._labels = AnswerLabels(stage.corpus, config.max_span)
+        num_neighbours = config.num_neighbours(stage.corpus.num_blocks)
+        if stage.details is None:
+            require_answers(
+                *(stage.retriever_config, stage.state.params["retriever"]),
+                *(index.current.searcher, self._examples, self._labels),
+                *(num_neighbours, config.batch_size),
+            )
+        self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
+            stage.retriever_config,
+            lambda questions: questions.question_ids,
+            self._gather,
+            num_neighbours=num_neighbours,
+            mesh=stage.mesh,
+            batch_size=config.batch_size,
+            # Only in the main thread can a pattern that never ends be stopped.
+            ahead=config.search_ahead
+            and not config.index_in_state
+            and "answer_patterns" not in self._examples.features,
+            stopwatch=stage.stopwatch,
+        )
+        self._search.resume(stage.details or {}, self._questions_at)
+
+    def packed_lengths(self) -> PackedLengths | None:
+        """Returns the length of rows that two documents share; None to pack none."""
+        return self._stage.packed_lengths(
+            self._examples.features["question_ids"],
+            # The embeddings of the others are the index's.
+            num_documents=self._config.batch_size * self._config.num_embedded,
+            num_joined=self._config.batch_size * self._config.blocks_per_update,
+        )
+
+    def at(self, step: int, state: TrainState) -> FinetuneInputs:
+        """Returns the inputs of the next update."""
+        retriever = state.params["retriever"]
+        return self._search(step, retriever, self._index.current, self._questions_at)
+
+    def details(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint has to hold of the inputs after it."""
+        return self._search.details()
+
+    def answerer(self, state: TrainState) -> Answerer:
+        """Returns the model of a state, which answers from the index in use."""
+        config, stage = self._config, self._stage
+        return Answerer(
+            retriever=stage.retriever_config,
+            reader=stage.reader,
+            params=state.params,
+            corpus=stage.corpus,
+            searcher=self._index.current.searcher,
+            num_read=config.num_read,
+            lengths=config.models.lengths,
+            marginalization=AnswerMarginalization(config.marginalization),
+            batch_size=config.batch_size,
+            mesh=stage.mesh,
+        )
+
+    def _questions_at(self, step: int) -> QuestionBatch:
+        batch = self._stage.batch(self._examples, step)
+        length = self._config.models.lengths.query
+        cut = cut_questions(batch["question_ids"], length)
+        return QuestionBatch(**{**batch, "question_ids": cut})
+
+    def _gather(
+        self, questions: QuestionBatch, neighbours: Neighbours
+    ) -> FinetuneInputs:
+        lengths = self._config.models.lengths
+        candidates = question_candidates(
+            self._stage.corpus,
+            neighbours,
+            questions.question_ids,
+            num_candidates=self._config.blocks_per_update,
+            document_length=lengths.document,
+            joined_length=lengths.joined,
+        )
+        block_ids = np.asarray(neighbours.ids)
+        documents = {}
+        if count := self._config.num_embedded:
+            arrays = self._stage.corpus.document_ids(
+                block_ids[:, :count], lengths.document
+            )
+            documents = dict(zip(_DOCUMENTS, arrays, strict=True))
+        return FinetuneInputs(
+            questions=_on_devices(questions),
+            block_embeddings=self._index.embeddings_of(block_ids),
+            block_valid=block_ids >= 0,
+            block_has_answer=self._labels.blocks(questions, block_ids),
+            joined_ids=candidates.joined_ids,
+            joined_segment_ids=candidates.joined_segment_ids,
+            span_is_answer=self._labels.spans(questions, candidates),
+            tokens=self._index.tokens,
+            **documents,
+        )
+
+
+def _open_questions(
+    stage: StageParts[Any], config: FinetuneConfig
+) -> Examples | Mixture:
+    """Opens the questions to train on: of one task, or of several that are mixed."""
+    sets = {
+        task: stage.open_examples(task, "train", of_corpus=False)
+        for task in config.tasks
+    }
+    return Mixture(sets, config.shares) if len(sets) > 1 else sets[config.task]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, PyTree
 
+from realm_jax.index.device_tokens import TokenTable
 from realm_jax.metrics.means import Means, mean_of, padding_share
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, SpanScores
@@ -32,6 +33,8 @@ class FinetuneInputs:
       span_is_answer: for each of the reader's spans, whether it is an answer.
       document_ids, document_segment_ids: the blocks that the step embeds itself, which
         are the first of the retrieved ones; None to embed none.
+      tokens: the wordpieces of the corpus, where updates renew the index
+        (`rolling_refresh.py`).
     """
 
     questions: QuestionBatch
@@ -43,6 +46,7 @@ class FinetuneInputs:
     span_is_answer: Bool[Array, "batch candidate span"]
     document_ids: Int[Array, "batch embedded document"] | None = None
     document_segment_ids: Int[Array, "batch embedded document"] | None = None
+    tokens: TokenTable | None = None
 
 
 @dataclasses.dataclass(frozen=True)

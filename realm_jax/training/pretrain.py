@@ -53,6 +53,7 @@ from realm_jax.training.refresh import (
     RefreshMode,
     StalenessBound,
     WhenStale,
+    blocking_rebuilds,
 )
 from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
 from realm_jax.training.stage import Stage
@@ -205,15 +206,12 @@ class PretrainConfig(StageConfig):
     def index_use(self) -> IndexUse:
         """An index that is refreshed while the stage trains."""
         mode = RefreshMode(self.refresh_mode)
-        blocking_rebuilds = {
-            RefreshMode.ASYNC: 0.0,
-            RefreshMode.BLOCKING: self.train_steps / self.refresh_period,
-        }
+        rebuilds = blocking_rebuilds(mode, self.train_steps, self.refresh_period)
         embed = self.embed.at_length(self.models.lengths.document)
         return IndexUse(
             self.searcher,
             embed,
-            blocking_rebuilds.get(mode, 1.0),
+            rebuilds,
             mode,
             device=self.device,
             is_in_step=self.searcher == "device",

@@ -7,23 +7,45 @@ index of the parameters of that checkpoint, not the one that training was using 
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Float, Int
+
+from realm_jax import axes
+from realm_jax.index import device_search
+from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
+from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.source import IndexSource, LoadedIndex
+from realm_jax.placement import place_batch
+from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.refresh import Refresher, RefreshMode
 from realm_jax.training.stage import Stage, StageParts
 from realm_jax.training.step_timing import Part
+from realm_jax.types import Array
 
 # While the builder makes no progress, as long as pre-training waits by default.
 _WAIT_SECONDS = 3600.0
 
 
 class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
-    """The index of the retriever that a run begins with, searched to the end."""
+    """The index of the retriever that a run begins with, searched to the end.
+
+    Attributes:
+      tokens: the wordpieces of the corpus on the devices, where updates renew the
+        index; None elsewhere.
+    """
+
+    tokens: TokenTable | None = None
+    # Rows on the host, from where the loss has the embeddings of what was found.
+    _keeps_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -41,17 +63,28 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
           trained: as in `IndexSource.open_first`.
         """
         self._stage = stage
-        # The loss takes the embeddings of what was found from there.
-        self._source = dataclasses.replace(source, keeps_rows=True)
+        self._source = dataclasses.replace(source, keeps_rows=self._keeps_rows)
         self._stop = stop
         self._trained = trained
         self._index: LoadedIndex | None = None
 
     @property
     def current(self) -> LoadedIndex:
-        """The index in use, with its rows; available once `open` has returned."""
+        """The index in use; available once `open` has returned."""
         assert self._index is not None
         return self._index
+
+    def embeddings_of(
+        self, block_ids: Int[np.ndarray, "batch neighbour"]
+    ) -> Float[Array, "batch neighbour projection"]:
+        """Returns the index's embeddings of this process's part of a batch.
+
+        Args:
+          block_ids: ids of blocks; of -1 any row is returned.
+        """
+        rows = self.current.rows
+        assert rows is not None
+        return rows[np.maximum(block_ids, 0)]
 
     def open(self) -> None:
         """Gets the index of the first update.
@@ -120,7 +153,9 @@ class RefreshedIndex(FrozenIndex):
             self._source, stop, step=stage.step, lease=stage.lease
         )
         self._refresher = Refresher(
-            mode, period, self._client, wait_seconds=_WAIT_SECONDS
+            *(mode, period, self._client),
+            wait_seconds=_WAIT_SECONDS,
+            slices=(stage.mesh.size, source.embed.batch_size, period),
         )
 
     @property
@@ -153,7 +188,8 @@ class RefreshedIndex(FrozenIndex):
 
     def details(self) -> Mapping[str, Any]:
         """See `FrozenIndex`."""
-        return {"index_step": self.current.manifest.step}
+        index_step = self.current.manifest.step
+        return {"index_step": index_step, **self._refresher.details()}
 
     def keep(self, kept: KeptCheckpoints) -> None:
         """See `FrozenIndex`."""
@@ -167,3 +203,60 @@ class RefreshedIndex(FrozenIndex):
     def __exit__(self, *error: Any) -> None:
         """Sends the last heartbeat."""
         self._client.__exit__(*error)
+
+
+class RollingIndex(RefreshedIndex):
+    """An index in the training state, of which each update renews a slice.
+
+    The update after a search renews it (`RenewingFinetuneLoss`), so that no row that is
+    searched is older than a period of updates.
+    """
+
+    _keeps_rows = False
+
+    def __init__(
+        self, stage: Stage[Any], source: IndexSource, stop: threading.Event, period: int
+    ):
+        """Places the wordpieces of the corpus; the arguments are `RefreshedIndex`'s."""
+        super().__init__(stage, source, stop, RefreshMode.ROLLING, period)
+        layout = DocumentLayout.of(stage.config.models.lengths, stage.corpus.vocabulary)
+        self.tokens = place_tokens(stage.corpus, layout, stage.mesh)
+        self._gather = jax.jit(
+            functools.partial(device_search.gather_rows, mesh=stage.mesh),
+            out_shardings=NamedSharding(stage.mesh, axes.partition_spec("batch")),
+        )
+
+    @property
+    def current(self) -> LoadedIndex:
+        """See `FrozenIndex`; its manifest is of the index that it was made from."""
+        return LoadedIndex(self._searcher(), self._refresher.index.manifest)
+
+    def embeddings_of(
+        self, block_ids: Int[np.ndarray, "batch neighbour"]
+    ) -> Float[Array, "batch neighbour projection"]:
+        """See `FrozenIndex`; gathered from all devices, so all processes call it."""
+        run = self._run
+        assert run.state.index is not None
+        return self._gather(run.state.index.rows, place_batch(run.mesh, block_ids))
+
+    def open(self) -> None:
+        """See `FrozenIndex`; a checkpoint has the very rows that were searched."""
+        run = self._run
+        details = run.details or {}
+        if details.get(HOLDS_INDEX):
+            manifest = self._client.manifest(details["index_step"])
+            index = LoadedIndex(self._searcher(), manifest)
+            self._refresher.adopt(run.step, index, details)
+            return
+        saved = details.get("index_step")
+        self._refresher.start(run.step, run.state.params["retriever"], saved)
+        table = self._refresher.index.searcher.table
+        run.state = run.state.replace(index=table)
+
+    def _searcher(self) -> DeviceSearcher:
+        run = self._run
+        assert run.state.index is not None
+        return DeviceSearcher.over(
+            *(run.state.index, run.corpus.num_blocks, run.step),
+            *(run.mesh, self._source.device),
+        )

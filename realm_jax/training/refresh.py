@@ -40,6 +40,12 @@ class RefreshMode(enum.Enum):
     ROLLING = "rolling"
 
 
+def blocking_rebuilds(mode: RefreshMode, train_steps: int, period: int) -> float:
+    """Returns how often training waits while the whole corpus is embedded."""
+    often = {RefreshMode.ASYNC: 0.0, RefreshMode.BLOCKING: train_steps / period}
+    return often.get(mode, 1.0)
+
+
 class WhenStale(enum.Enum):
     """Action of the trainer when its index reaches the maximum age."""
 

@@ -1,7 +1,7 @@
 """Renews an index that is part of the training state, within the steps.
 
-rolling     before each update a slice of the corpus is embedded again, so that no row
-            is older than PERIOD updates, and training never waits
+rolling     with each update a slice of the corpus is embedded again, so that no row is
+            older than PERIOD updates, and training never waits
 write_back  after each update the embeddings of its candidates, which it computes
             anyway, replace their rows
 
@@ -20,10 +20,16 @@ from jaxtyping import Float, Int, PyTree
 from realm_jax import axes
 from realm_jax.index import device_search
 from realm_jax.index.device_search import EmbeddingTable
-from realm_jax.index.device_tokens import TokenTable, documents, embedder_inputs
+from realm_jax.index.device_tokens import (
+    DocumentLayout,
+    TokenTable,
+    documents,
+    embedder_inputs,
+)
 from realm_jax.metrics import means as means_lib
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
+from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import step_key
 from realm_jax.types import Array
@@ -63,7 +69,8 @@ class RenewingLoss(RetrievingLoss):
         assert index is not None
         if renewal.period is not None:
             index = embed_slice(
-                self, renewal, index, inputs.tokens, state.params, state.step
+                *(self.loss.retriever, self.layout, self.mesh, renewal),
+                *(index, inputs.tokens, state.params["retriever"], state.step),
             )
         loss, (metrics, candidates, embeddings) = self.with_embeddings(
             params, inputs.replace(embeddings=index), step_key(state)
@@ -80,8 +87,40 @@ class RenewingLoss(RetrievingLoss):
         return super().arguments(state, inputs.replace(embeddings=state.index))
 
 
+@dataclasses.dataclass(frozen=True)
+class RenewingFinetuneLoss(FinetuneLoss):
+    """`FinetuneLoss`, whose updates renew the index that the state holds.
+
+    Its inputs are found before the update, in the index that the update before it left.
+
+    Attributes:
+      renewal: how the index is renewed; nothing is written back.
+      layout: lengths and special wordpieces of the documents.
+      mesh: the devices that hold the corpus.
+    """
+
+    renewal: Renewal = dataclasses.field(kw_only=True)
+    layout: DocumentLayout = dataclasses.field(kw_only=True)
+    mesh: jax.sharding.Mesh = dataclasses.field(kw_only=True)
+
+    def of_update(
+        self, params: PyTree, state: TrainState, inputs: FinetuneInputs
+    ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
+        """See `Loss`."""
+        assert state.index is not None
+        assert inputs.tokens is not None
+        loss, metrics = self(params, inputs, step_key(state))
+        index = embed_slice(
+            *(self.retriever, self.layout, self.mesh, self.renewal),
+            *(state.index, inputs.tokens, state.params["retriever"], state.step),
+        )
+        return loss, (metrics, index)
+
+
 def embed_slice(
-    loss: RetrievingLoss,
+    retriever: Retriever,
+    layout: DocumentLayout,
+    mesh: jax.sharding.Mesh,
     renewal: Renewal,
     index: EmbeddingTable,
     tokens: TokenTable,
@@ -91,21 +130,23 @@ def embed_slice(
     """Embeds the slice of rows due at this step; each device embeds its own rows.
 
     Args:
-      loss: provides the retriever, the layout of documents and the mesh.
+      retriever: the towers.
+      layout: lengths and special wordpieces of the documents.
+      mesh: the devices of the index.
       renewal: the period, and the number of rows at a time.
       index: the index to renew.
       tokens: the wordpieces of its blocks.
-      params: current parameters.
+      params: current parameters of the retriever.
       step: number of updates done.
     """
     assert renewal.period is not None
-    num_devices, num_local = loss.mesh.size, index.rows.shape[0] // loss.mesh.size
+    num_devices, num_local = mesh.size, index.rows.shape[0] // mesh.size
     at_once = max(1, min(renewal.batch_size // num_devices, num_local))
     batches = -(-num_local // (renewal.period * at_once))
     count = min(batches * at_once, num_local)
     # The last slice ends with the last row, and so begins a little early.
     start = jnp.minimum((step % renewal.period) * count, num_local - count)
-    by_device = NamedSharding(loss.mesh, axes.partition_spec("block"))
+    by_device = NamedSharding(mesh, axes.partition_spec("block"))
 
     def local(array: Array) -> Array:
         """Reshapes to [device, row of it, ...]; no row leaves its device."""
@@ -118,9 +159,9 @@ def embed_slice(
             tokens,
         )
         flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
-        embeddings = loss.loss.retriever.apply(
-            {"params": params["retriever"]},
-            *embedder_inputs(documents(flat), loss.layout),
+        embeddings = retriever.apply(
+            {"params": params},
+            *embedder_inputs(documents(flat), layout),
             method=Retriever.embed_documents,
         )
         return jnp.asarray(embeddings).reshape(num_devices, at_once, -1)

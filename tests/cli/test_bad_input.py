@@ -69,8 +69,8 @@ def test_command_lines(refuse, inputs):
             *("REFRESH_MODE", "'never'", "blocking"),
         ),
         (
-            tiny_run.arguments("finetune", inputs, REFRESH_MODE="rolling"),
-            *("REFRESH_MODE", "'rolling'", "off, blocking, async"),
+            tiny_run.arguments("finetune", inputs, REFRESH_MODE="never"),
+            *("REFRESH_MODE", "'never'", "off, blocking, async, rolling"),
         ),
     ):
         refuse(arguments, *words)

@@ -107,30 +107,6 @@ def test_only_what_a_batch_needs_is_read_of_the_starts():
     assert Counted.read == 16
 
 
-@settings(max_examples=15)
-@given(
-    counts=COUNTS,
-    hosts=st.sampled_from([1, 2, 3, 4, 6, 12]),
-    spans=st.sampled_from(Spans),
-    seed=SEEDS,
-)
-def test_hosts_share_the_batch_whatever_their_number(
-    tmp_path_factory, counts, hosts, spans, seed
-):
-    examples = write(tmp_path_factory.mktemp("examples") / "set", counts)
-    options = {"batch_size": 12, "seed": seed, "spans": spans}
-    whole = examples.batches(**options, start_step=2)
-    parts = [
-        examples.batches(**options, start_step=2, num_hosts=hosts, host=host)
-        for host in range(hosts)
-    ]
-    for step in (2, 3):
-        expected = examples.step_rows(step, **options)
-        np.testing.assert_array_equal(next(whole)["row"], expected)
-        together = np.concatenate([next(part)["row"] for part in parts])
-        np.testing.assert_array_equal(together, expected)
-
-
 def test_all_spans_are_visited_if_asked_for_or_if_sentences_are_unknown(tmp_path):
     counts = [4, 1, 3]
     known = write(tmp_path / "known", counts)
@@ -206,19 +182,13 @@ def test_starts_are_written_if_the_rows_of_each_sentence_follow_each_other(
 
 
 def test_damaged_starts_are_named(tmp_path):
-    examples = write(tmp_path / "set", [2, 1])
-    examples.verify()
+    """Without checksums, too."""
+    write(tmp_path / "set", [2, 1])
     path = tmp_path / "set/sentence_starts.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with refused(r"/sentence_starts\.npy is damaged \("):
-        examples.verify()
-    # Without checksums, too.
     with refused(r"from 0 to 3 in .*/sentence_starts\.npy"):
-        Examples.open(tmp_path / "set")
-    path.unlink()
-    with refused(r"/sentence_starts\.npy is missing; "):
         Examples.open(tmp_path / "set")
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from realm_jax.data import block_writer, blocks, store_files
-from realm_jax.data.block_writer import Block, write_blocks
+from realm_jax.data.block_writer import Block, document_rows, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
-from realm_jax.data.document_table import document_rows
 from realm_jax.data.salient_spans import Span
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.manifests import unseal

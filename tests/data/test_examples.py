@@ -56,14 +56,6 @@ def test_same_examples_same_bytes(tmp_path):
         assert first.read_bytes() == second.read_bytes()
 
 
-def test_batches_that_hosts_cannot_share_are_refused(examples):
-    for size, num_hosts, host in [(6, 4, 0), (8, 4, 4), (0, 1, 0), (8, 4, -1)]:
-        with refused("multiple of the number of hosts"):
-            examples.batches(batch_size=size, seed=0, num_hosts=num_hosts, host=host)
-    with refused("got -1"):
-        examples.batches(batch_size=1, seed=-1)
-
-
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     def batches(error):
         yield make_batch(0, 3)

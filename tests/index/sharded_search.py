@@ -11,7 +11,6 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import rolling_refresh
-from realm_jax.training.candidate_search import RetrievingLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
@@ -65,15 +64,15 @@ def check_renewal() -> None:
     whole = loss.retriever.apply(
         {"params": params["params"]}, ids, segments, method="embed_documents"
     )
-    search = RetrievingLoss(loss, worlds.NUM_CANDIDATES, world.layout, MESH)
+    towers = loss.retriever, world.layout, MESH
     tokens = device_tokens.place_tokens(world.store, world.layout, MESH)
     index = place(np.zeros((300, 4), np.float32))
     embed = jax.jit(
-        functools.partial(rolling_refresh.embed_slice, search, Renewal(3, False, 32))
+        functools.partial(rolling_refresh.embed_slice, *towers, Renewal(3, False, 32))
     )
     with jax.set_mesh(MESH):
         for step in range(3):
-            index = embed(index, tokens, {"retriever": params["params"]}, step)
+            index = embed(index, tokens, params["params"], step)
     assert len(index.rows.sharding.device_set) == 8
     assert index.rows.addressable_shards[0].data.shape == (index.rows.shape[0] // 8, 4)
     np.testing.assert_allclose(np.asarray(index.rows)[:300], whole, atol=1e-5)

@@ -121,22 +121,15 @@ def rewritten(path, change):
     path.write_bytes(seal(info))
 
 
-# In this process, and with Beam.
-FEW_BLOCKS = pytest.mark.parametrize(
-    "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
-)
-
-
-@FEW_BLOCKS
 def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
-    root, realm, monkeypatch, few_blocks
+    root, realm, monkeypatch
 ):
-    monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
+    monkeypatch.setattr(prepare, "_FEW_BLOCKS", 0)
     assert realm(FEW)[0] == 0
     write_module(root, bug=CRASH, rules=IS_YEAR.replace(".isdigit()", " != ''"))
     with pytest.raises(Exception, match="too many calls"):
         realm(*with_years(FEW, "--workers=1"))
-    parts = list((root / "corpus.parts").glob("examples-*/*/mine_years*"))
+    parts = list((root / "corpus.parts").glob("examples/*/mine_years*"))
     assert len(parts) > 3
     write_module(root)
     code, said = realm(*with_years(FEW, "--workers=1"))
@@ -145,10 +138,9 @@ def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     assert len(years_of(root)) == 40
 
 
-@FEW_BLOCKS
-def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_blocks):
-    monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
+def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch):
     assert realm("--workers=1")[0] == 0
+    monkeypatch.setattr(prepare, "_FEW_BLOCKS", 0)
     made = contents(root / "corpus")
     shutil.rmtree(root / "corpus" / "examples")
 
@@ -156,7 +148,7 @@ def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_b
         raise BadInputError("expected room on the disk")
 
     with monkeypatch.context() as patch:
-        patch.setattr(examples, "assemble", full_disk)
+        patch.setattr(examples, "write_split", full_disk)
         assert realm("--workers=1")[0] == 2
     damaged = flip_a_bit_of_each(root / "corpus.parts", seed=0)
     assert len(damaged) > 3
@@ -263,6 +255,9 @@ def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
     assert code == 0
     assert "other code of realm_jax made them" in said
     assert "unknown" not in said
+    longer = "--gin.prepare.PrepareConfig.max_masks=7"
+    code, said = realm(longer)
+    assert (code, "their max_masks is 6, not 7" in said) == (2, True)
     manifests = [*(root / "corpus").rglob("examples.json"), root / "corpus/corpus.json"]
     assert len(manifests) == 10
     for path in manifests:
@@ -278,3 +273,5 @@ def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
     # What it did record is compared as ever.
     code, said = realm("--gin.SEED=3")
     assert (code, "their seed is 0, not 3" in said) == (2, True)
+    code, said = realm(longer)
+    assert (code, "they are of other lengths" in said) == (2, True)

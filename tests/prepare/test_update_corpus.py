@@ -1,6 +1,5 @@
 """A corpus that was changed is the one that preparing the changed text makes."""
 
-import gzip
 import json
 import pathlib
 import shutil
@@ -132,7 +131,6 @@ def test_the_bytes_are_those_of_preparing_the_changed_text(vocabulary, edit):
         mock.patch.object(block_writer, "_BLOCKS_PER_TEXT_FILE", 5),
         mock.patch.object(block_writer, "_COPIED_AT_ONCE", 3),
         mock.patch.object(corpus_diff, "_DOCUMENTS_AT_ONCE", 4),
-        mock.patch.object(corpus_diff, "_ROWS_AT_ONCE", 3),
     ):
         root = pathlib.Path(folder)
         try:
@@ -317,20 +315,6 @@ def test_damaged_blocks_of_changes_are_made_anew(old, tmp_path, monkeypatch, cap
     (tmp_path / "copy" / SUCCESSOR_FILE).unlink()
     update(tmp_path, CHANGED, new="twin", old="copy")
     assert contents(tmp_path / "new") == contents(tmp_path / "twin")
-
-
-def test_changes_in_parts_and_packed_give_the_same_bytes(old, tmp_path, vocabulary):
-    many = [dict(town, text=f"{town['text']} {SENTENCES[2]}") for town in towns(40)]
-    packed = tmp_path / "many.jsonl.gz"
-    packed.write_bytes(
-        gzip.compress("".join(f"{json.dumps(record)}\n" for record in many).encode())
-    )
-    config = UpdateConfig(str(old), str(packed), str(tmp_path / "new"), part_bytes=300)
-    assert packed.stat().st_size > config.part_bytes  # So it is cut.
-    result = update_corpus.run(config, workers=HERE)
-    assert (result.added, result.replaced) == (10, 30)
-    twin = prepare(tmp_path, "twin", many, vocabulary)
-    assert contents(tmp_path / "new") == contents(twin)
 
 
 @pytest.mark.usefixtures("registry")

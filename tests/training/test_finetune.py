@@ -209,6 +209,24 @@ def test_after_another_stage_no_document_is_embedded_again(
     assert sum(embedded) == corpus.num_blocks
 
 
+def test_questions_are_padded_to_the_length_of_the_model(world, tmp_path, monkeypatch):
+    """That of the examples, made for longer sentences, may be another one."""
+    models = tiny_world.models()
+    shorter = dataclasses.replace(models.lengths, query=models.lengths.query - 2)
+    config = tiny_world.finetune_config(
+        world, tmp_path, models=dataclasses.replace(models, lengths=shorter)
+    )
+    inputs = first_inputs(monkeypatch, config)
+    assert inputs.questions.question_ids.shape[1] == shorter.query
+    longer = first_inputs(
+        monkeypatch, tiny_world.finetune_config(world, tmp_path / "longer")
+    )
+    left = longer.questions.question_ids[:, : shorter.query]
+    same = left[:, -1] == 0
+    assert same.any()
+    np.testing.assert_array_equal(inputs.questions.question_ids[same], left[same])
+
+
 def test_no_more_can_be_read_than_is_retrieved(world):
     with refused("num_read"):
         tiny_world.finetune_config(world, "nowhere", num_read=25)

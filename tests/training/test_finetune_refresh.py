@@ -179,10 +179,11 @@ def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     )
 
 
+@pytest.mark.parametrize("mode", ["blocking", "rolling"])
 def test_the_blocks_that_are_embedded_are_the_best(
-    world, corpus, tmp_path, monkeypatch
+    world, corpus, tmp_path, monkeypatch, mode
 ):
-    config = config_of(world, tmp_path)
+    config = config_of(world, tmp_path, refresh_mode=mode)
     (inputs,) = inputs_of(monkeypatch, finetune, config)
     assert inputs.document_ids.shape == (4, 3, LENGTHS.document)
     every, _ = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
@@ -275,6 +276,40 @@ def test_stopped_while_it_embeds_it_measures_later_what_was_to_be_measured(
     assert 6 in scores[0]
 
 
+def test_rolling_renews_every_row_within_a_period(world, corpus, tmp_path):
+    """With a period of one update, by the parameters before it."""
+    changes = {"refresh_mode": "rolling", "refresh_period": 1, "train_steps": 3}
+    config = config_of(world, tmp_path, **changes)
+    stop, report = tiny_world.stop_after(2)
+    assert not finetune.run(config, report, stop)
+    before = params_of(tmp_path)["retriever"]
+    assert finetune.run(config, silent, NEVER)
+    rows = state_of(tmp_path, 3, "index")["index"]["rows"][: corpus.num_blocks]
+    np.testing.assert_allclose(rows, embeddings_of(before, corpus), atol=1e-5)
+    # Whoever opens it searches an index of its own parameters.
+    embedded = embeddings_of(params_of(tmp_path)["retriever"], corpus)
+    assert np.abs(rows - embedded).max() > 1e-3
+    opened(config, corpus).index(corpus)
+    np.testing.assert_allclose(index_of(tmp_path), embedded, rtol=1e-5, atol=1e-6)
+
+
+def test_rolling_goes_on_from_the_very_rows(world, tmp_path):
+    whole, parted = (
+        config_of(world, tmp_path / name, refresh_mode="rolling", refresh_period=3)
+        for name in ("whole", "parted")
+    )
+    assert finetune.run(whole, silent, NEVER)
+    with pytest.raises(Killed):
+        finetune.run(parted, kill_after(5), NEVER)
+    assert finetune.run(parted, silent, NEVER)
+    folders = whole.model_dir, parted.model_dir
+    assert_same_bits(*(state_of(folder, 6, "index") for folder in folders))
+    lines, others = map(lines_of, folders)
+    assert lines == others
+    ages = [line["index_age_steps"] for line in lines.values()]
+    assert ages == [1, 2, 3, 3, 3, 3]
+
+
 def test_async_ends_with_the_index_that_a_builder_beside_it_makes(
     world, corpus, tmp_path
 ):
@@ -312,8 +347,12 @@ def test_a_frozen_run_does_not_go_on_refreshed_nor_the_other_way_round(world, tm
 
 def test_settings_that_do_not_go_together_are_refused(world):
     for changes, words in (
-        ({"refresh_mode": "rolling"}, "REFRESH_MODE to be one of off, blocking, async"),
-        ({"refresh_mode": "off"}, 'REFRESH_MODE="blocking" or "async" with NUM_EMB'),
+        ({"refresh_mode": "never"}, "REFRESH_MODE to be one of off, blocking, async"),
+        ({"refresh_mode": "off"}, '"blocking", "async" or "rolling" with NUM_EMBEDDED'),
+        (
+            {"refresh_mode": "rolling", "searcher": "scann"},
+            'expected SEARCHER="device"',
+        ),
         ({"num_embedded": 0}, "NUM_EMBEDDED above 0, or one shared tower"),
         ({"num_embedded": 9}, r"NUM_EMBEDDED of at most 8 \(NUM_RETRIEVED\), got 9"),
         ({"early_stopping": 2, "questions": ""}, "got none with EARLY_STOPPING=2"),

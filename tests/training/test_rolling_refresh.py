@@ -16,7 +16,6 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import initialization, pretrain, rolling_refresh
-from realm_jax.training.candidate_search import RetrievingLoss
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
@@ -40,8 +39,8 @@ def tower(corpus):
     )
     layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
     whole = embeddings_of(params["retriever"], corpus)
-    retrieving = RetrievingLoss(loss, 4, layout, MESH)
-    return retrieving, place_tokens(corpus, layout, MESH), params, whole
+    towers = loss.retriever, layout, MESH
+    return towers, place_tokens(corpus, layout, MESH), params["retriever"], whole
 
 
 def table_of(embeddings, precision=Precision.FLOAT32):
@@ -52,12 +51,9 @@ def table_of(embeddings, precision=Precision.FLOAT32):
 
 @pytest.mark.parametrize(("period", "at_once"), [(1, 64), (5, 4), (3, 7), (100, 1)])
 def test_after_a_period_every_row_is_new(tower, period, at_once):
-    loss, tokens, params, whole = tower
-    embed = jax.jit(
-        functools.partial(
-            rolling_refresh.embed_slice, loss, Renewal(period, False, at_once)
-        )
-    )
+    towers, tokens, params, whole = tower
+    renewal = Renewal(period, False, at_once)
+    embed = jax.jit(functools.partial(rolling_refresh.embed_slice, *towers, renewal))
     index = table_of(np.full_like(whole, 7.0))
     changed = []
     for step in range(40, 40 + period):
@@ -71,10 +67,10 @@ def test_after_a_period_every_row_is_new(tower, period, at_once):
 
 
 def test_rows_in_eight_bits_get_their_codes(tower):
-    loss, tokens, params, whole = tower
+    towers, tokens, params, whole = tower
     index = table_of(np.zeros_like(whole), Precision.INT8)
     index = rolling_refresh.embed_slice(
-        loss, Renewal(1, False, 64), index, tokens, params, jnp.int32(0)
+        *towers, Renewal(1, False, 64), index, tokens, params, jnp.int32(0)
     )
     expected = table_of(whole, Precision.INT8)
     codes = np.asarray(index.codes, int)[: len(whole)]

@@ -10,7 +10,7 @@ import pytest
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import pretrain
+from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import groups, tiny_world
 from tests.training import hosts_program
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.full
 PROGRAM = "tests.training.hosts_program"
 
 
-def trainer(world, model_dir, **changes):
+def trainer(world, model_dir, stage="pretrain", **changes):
     folder = world.corpus.removesuffix("/corpus")
-    return [PROGRAM, "pretrain", folder, str(model_dir), json.dumps(changes)]
+    return [PROGRAM, stage, folder, str(model_dir), json.dumps(changes)]
 
 
 def losses(model_dir):
@@ -200,3 +200,28 @@ def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
         group.wait()
     np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
     assert [line["index_age_steps"] for line in read_metrics(str(parts))] == ages
+
+
+def test_processes_renew_the_index_of_fine_tuning_as_one_does(world, tmp_path):
+    """In a period of one update, for which slices depend on no number of devices."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    changes = {
+        "refresh_mode": "rolling",
+        "refresh_period": 1,
+        "num_embedded": 2,
+        "batch_size": 8,
+        "train_steps": 4,
+    }
+    config = tiny_world.finetune_config(
+        world,
+        alone,
+        questions=world.questions,
+        optimizer=hosts_program.smooth,
+        **changes,
+    )
+    assert finetune.run(config, tiny_world.silent, tiny_world.NEVER)
+    with groups.started(trainer(world, together, "finetune", **changes), 2, 2) as group:
+        group.wait()
+    np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, params_of(alone), params_of(together))

@@ -252,7 +252,7 @@ def _host(
     elif use is not None and use.is_in_step:
         share = -(-rows // setting.num_hosts)
         lines.append(Line("index while it is loaded", share, Unit.BYTES, "its share"))
-    if isinstance(config, FinetuneConfig):
+    if isinstance(config, FinetuneConfig) and not config.index_in_state:
         size, note = rows, "at most"
         if use is not None and use.refresh is not None:
             size, note = 2 * rows, "at most, and the next"

@@ -147,15 +147,11 @@ def refresh_lines(
             "takes turns"
         )
     if every > period:
-        instead = (
-            ", or REFRESH_MODE='rolling', which renews a share with every update"
-            if isinstance(config, PretrainConfig)
-            else ""
-        )
         hints.append(
             f"a refresh takes {takes:,.0f} updates, REFRESH_PERIOD is {period:,}: the "
             f"builder skips retrievers. {takes / period:.1f} times its chips would "
-            f"keep up{instead}"
+            "keep up, or REFRESH_MODE='rolling', which renews a share with every "
+            "update"
         )
     if not isinstance(config, PretrainConfig):
         return lines, hints

@@ -125,9 +125,9 @@ def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, in
         "optimizer state": memory.bytes_per_device(stage.state.optimizer_state),
     }
     inputs, use = stage.inputs, config.index_use
-    if use is not None and use.is_in_step:
-        found["wordpieces of the corpus"] = memory.bytes_per_device(inputs.tokens)
-        inputs = inputs.batch
+    if tokens := getattr(inputs, "tokens", None):
+        found["wordpieces of the corpus"] = memory.bytes_per_device(tokens)
+        inputs = inputs.batch if use.is_in_step else inputs.replace(tokens=None)
     table = searched_table(config, stage, setting)
     if use is not None and table is not None:
         found["embeddings"] = memory.bytes_per_device(table)

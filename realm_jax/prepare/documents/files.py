@@ -30,10 +30,6 @@ def find_files(pattern: str, what: str) -> list[epath.Path]:
 
     Args:
       pattern: a path or a pattern; directories that it matches are ignored.
-      what: description of the expected files, for the error message.
-
-    Raises:
-      BadInputError: there is no such file, or all of them are empty.
     """
     require_extra_of_url(pattern)
     path = epath.Path(pattern).expanduser()
@@ -49,16 +45,7 @@ def find_files(pattern: str, what: str) -> list[epath.Path]:
 def find_below(
     folder: str, what: str, wanted: Callable[[str], bool]
 ) -> list[epath.Path]:
-    """Returns the files below a folder, at any depth, sorted by their paths.
-
-    Args:
-      folder: the folder to search.
-      what: description of the expected files, for the error message.
-      wanted: returns whether a file of this name is wanted.
-
-    Raises:
-      BadInputError: there is no such folder or file, or all of them are empty.
-    """
+    """Returns the files below a folder, at any depth, sorted by their paths."""
     require_extra_of_url(folder)
     root = epath.Path(folder).expanduser()
     if not root.is_dir():
@@ -82,11 +69,7 @@ def whole_file(path: epath.Path) -> Piece:
 
 
 def open_file(path: epath.PathLike) -> IO[bytes]:
-    """Opens a file for reading.
-
-    Raises:
-      BadInputError: it cannot be opened.
-    """
+    """Opens a file for reading."""
     try:
         return epath.Path(path).open("rb")
     except OSError as error:
@@ -102,11 +85,7 @@ def is_compressed(path: epath.PathLike) -> bool:
 
 
 def read_range(piece: Piece) -> Iterator[bytes]:
-    """Yields the bytes of a piece of a plain file, in chunks.
-
-    Raises:
-      BadInputError: the file has become shorter.
-    """
+    """Yields the bytes of a piece of a plain file, in chunks."""
     remaining = piece.size
     with open_file(piece.path) as file:
         file.seek(piece.start)
@@ -123,15 +102,7 @@ def read_range(piece: Piece) -> Iterator[bytes]:
 
 
 def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
-    """Yields the content of a compressed file, in chunks.
-
-    Args:
-      path: path of a .gz or .bz2 file.
-      name: name of the file in errors.
-
-    Raises:
-      BadInputError: it is damaged.
-    """
+    """Yields the content of a compressed file, in chunks."""
     unpacked = 0
     with open_file(path) as file:
         if os.fspath(path).endswith(".gz"):
@@ -160,12 +131,7 @@ def unpack_into(folder: epath.PathLike, path: epath.Path, content: str) -> epath
     compared when it is found; a damaged one is unpacked anew.
 
     Args:
-      folder: where it is unpacked.
-      path: path of a .gz or .bz2 file.
       content: identifies the content of that file.
-
-    Raises:
-      BadInputError: the compressed file is damaged, or the disk is full.
     """
     target = epath.Path(folder)
     target.mkdir(parents=True, exist_ok=True)

@@ -1,23 +1,44 @@
-"""Provides a source over files of lines, where each numbered line is a record."""
+"""Provides a source over files of lines, and the formats that a line may have.
 
+WikiExtractor's output with `--json` is read, and CC-News, the articles that news-please
+extracts from Common Crawl: in the format of news-please (`NewsArticle`, with
+`maintext`) and in that of the published data set `cc_news` (with `text`), also in TFDS.
+"""
+
+import html
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from etils import epath
 
 from realm_jax.data.documents import (
     MAX_RECORD_BYTES,
+    NO_ARTICLE,
     Document,
     LeftOut,
     Record,
-    document_from_json,
+    is_article,
+    title_and_text,
     too_long,
 )
-from realm_jax.data.records import RecordError
+from realm_jax.data.records import RecordError, clean_text, json_object, shorten
 from realm_jax.prepare.documents import files
-from realm_jax.prepare.documents.files import find_files
-from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard, pack
+from realm_jax.prepare.documents.source import (
+    SHARD_BYTES,
+    DocumentSource,
+    Piece,
+    Shard,
+    pack,
+    parsed,
+)
+
+# Of CC-News the first field that is present and not empty is used. A description is the
+# lead of an article whose body could not be extracted.
+TEXT_FIELDS = ("maintext", "text", "description")
+_TITLE_FIELDS = ("title", "title_page", "title_rss")
+_ID_FIELDS = ("url", "filename", *_TITLE_FIELDS)
 
 Parse = Callable[[bytes, str], Document | LeftOut]
 """Maps (line, where) to a document, or raises `RecordError`. Must be picklable, such as
@@ -36,7 +57,7 @@ class Line(NamedTuple):
     length: int
 
 
-class LineSource:
+class LineSource(DocumentSource):
     """Documents from files with one record per line; blank lines are skipped.
 
     Plain files are split at line starts, so that no line crosses shards. A compressed
@@ -58,7 +79,6 @@ class LineSource:
           kind: names the format that `parse` reads, for the fingerprint.
           paths: the files in reading order; `.gz` and `.bz2` are unpacked.
           parse: converts a line to a document.
-          shard_bytes: approximate size of a shard, in bytes.
           max_line_bytes: longer lines are bad records, and never held in memory.
         """
         self._kind = kind
@@ -78,9 +98,6 @@ class LineSource:
 
         Other sources may use the same folder, and a file is not unpacked again by a
         later call unless what the earlier one left is damaged.
-
-        Raises:
-          BadInputError: a file is damaged, or the disk is full.
         """
         for path in self._paths:
             large = path.stat().length > self._shard_bytes
@@ -98,12 +115,7 @@ class LineSource:
         return pack(pieces, self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a compressed file is damaged, or a file has
-            become shorter.
-        """
+        """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             if files.is_compressed(piece.path):
                 chunks = files.unpack(piece.path, piece.name)
@@ -115,13 +127,7 @@ class LineSource:
                 if line.content is None:
                     yield too_long(where, line.length, self._max_line_bytes)
                 elif line.content.strip():
-                    yield self._record(line.content, where)
-
-    def _record(self, line: bytes, where: str) -> Record:
-        try:
-            return self._parse(line, where)
-        except RecordError as error:
-            return error.record
+                    yield parsed(self._parse, line.content, where)
 
     def _pieces(self, path: epath.Path) -> list[Piece]:
         name = os.fspath(path)
@@ -155,16 +161,7 @@ def split_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[Line]:
 
 
 def cut_at_lines(whole: Piece, name: str, shard_bytes: int) -> list[Piece]:
-    """Splits a plain file at the first line start after every `shard_bytes`.
-
-    Args:
-      whole: the file.
-      name: name of the file in errors.
-      shard_bytes: minimum size of all pieces except the last.
-
-    Returns:
-      Its pieces, in order; none if the file is empty.
-    """
+    """Splits a plain file at the first line start after every `shard_bytes`."""
     starts = [(0, 1)]
     if whole.size > shard_bytes:
         starts += _line_starts(files.read_range(whole), shard_bytes)
@@ -196,15 +193,55 @@ def _line_starts(
         position += len(chunk)
 
 
-def json_lines(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
-    """Returns a source of the documents in JSON-lines files.
+def page_from_json(line: bytes, where: str) -> Document | LeftOut:
+    """Reads a page `{"id", "url", "title", "text"}`.
+
+    WikiExtractor escapes HTML, and some of its versions begin the text with the title
+    on a separate line; both are undone.
+    """
+    fields = json_object(line, where)
+    title, text = map(html.unescape, title_and_text(fields, where))
+    if not is_article(title):
+        return LeftOut(where, NO_ARTICLE)
+    first_line, _, rest = text.partition("\n")
+    if title and first_line.strip() == title.strip():
+        text = rest.lstrip("\n")
+    return Document(title, text, clean_text(str(fields.get("id") or title)))
+
+
+def article_from_json(line: bytes, where: str) -> Document:
+    """Reads a line of CC-News."""
+    return article_from_fields(json_object(line, where), where)
+
+
+def article_from_fields(fields: Mapping[str, Any], where: str) -> Document:
+    """Converts the fields of an article to a document, identified by its address.
 
     Args:
-      pattern: a file, or a pattern of files.
-      shard_bytes: approximate size of a shard, in bytes.
-
-    Raises:
-      BadInputError: there are no files, or all of them are empty.
+      fields: strings or None; the crawler sets fields that it did not find to None.
     """
-    paths = find_files(pattern, "JSON lines with title and text")
-    return LineSource("json", paths, document_from_json, shard_bytes=shard_bytes)
+    if not any(name in fields for name in TEXT_FIELDS):
+        raise RecordError(
+            where,
+            f"expected one of the fields {', '.join(TEXT_FIELDS)}, got "
+            f"{shorten(', '.join(fields))}; correct the record.",
+        )
+    return Document(
+        title=_first(fields, _TITLE_FIELDS, where),
+        text=_first(fields, TEXT_FIELDS, where),
+        source_id=_first(fields, _ID_FIELDS, where),
+    )
+
+
+def _first(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> str:
+    for name in names:
+        value = fields.get(name)
+        if not isinstance(value, str | None):
+            raise RecordError(
+                where,
+                f"expected {name!r} to be a string or null, got "
+                f"{shorten(json.dumps(value, default=str))}; correct the record.",
+            )
+        if value and value.strip():
+            return clean_text(value)
+    return ""

@@ -5,12 +5,17 @@ from collections.abc import Callable
 
 from etils import epath
 
+from realm_jax.data.documents import document_from_json
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.documents.cc_news import cc_news
-from realm_jax.prepare.documents.lines import json_lines
+from realm_jax.prepare.documents.files import find_below, find_files
+from realm_jax.prepare.documents.lines import (
+    LineSource,
+    Parse,
+    article_from_json,
+    page_from_json,
+)
 from realm_jax.prepare.documents.source import SHARD_BYTES, DocumentSource
 from realm_jax.prepare.documents.text import AnyTextFolder, TextFolder
-from realm_jax.prepare.documents.wikiextractor import wikiextractor
 
 _KIND = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.DOTALL)
 _JSON_LINES = re.compile(r"\.(?:jsonl?|ndjson)(?:\.gz|\.bz2)?$")
@@ -34,10 +39,6 @@ def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
         | `cc_news` | a file or a pattern of files, CC-News as JSON lines |
 
         Files and folders are local or on gs://.
-      shard_bytes: approximate size of a shard, in bytes.
-
-    Raises:
-      BadInputError: there is no such kind, or nothing to read at this place.
     """
     kind, what = _parse(spec)
     if not what:
@@ -46,6 +47,17 @@ def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
             "read."
         )
     return _OPENERS[kind](what, shard_bytes=shard_bytes)
+
+
+def _lines(kind: str, what: str, parse: Parse) -> Callable[..., LineSource]:
+    def opened(path: str, *, shard_bytes: int) -> LineSource:
+        if kind == "wikiextractor" and epath.Path(path).expanduser().is_dir():
+            paths = find_below(path, what, lambda name: name.startswith("wiki_"))
+        else:
+            paths = find_files(path, what)
+        return LineSource(kind, paths, parse, shard_bytes=shard_bytes)
+
+    return opened
 
 
 def _tfds(what: str, *, shard_bytes: int) -> DocumentSource:
@@ -62,13 +74,15 @@ def _realm_wikipedia(what: str, *, shard_bytes: int) -> DocumentSource:
 
 
 _OPENERS: dict[str, Callable[..., DocumentSource]] = {
-    "json": json_lines,
+    "json": _lines("json", "JSON lines with title and text", document_from_json),
     "text": TextFolder,
     "folder": AnyTextFolder,
-    "wikiextractor": wikiextractor,
+    "wikiextractor": _lines(
+        "wikiextractor", "WikiExtractor's files wiki_00 and so on", page_from_json
+    ),
     "tfds": _tfds,
     "realm_wikipedia": _realm_wikipedia,
-    "cc_news": cc_news,
+    "cc_news": _lines("cc_news", "CC-News as JSON lines", article_from_json),
 }
 
 

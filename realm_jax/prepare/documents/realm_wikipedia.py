@@ -23,13 +23,19 @@ from realm_jax.data.documents import ByteRanges, Document, Record, document_from
 from realm_jax.data.records import RecordError
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents import files
-from realm_jax.prepare.documents.source import SHARD_BYTES, Shard, pack
+from realm_jax.prepare.documents.source import (
+    SHARD_BYTES,
+    DocumentSource,
+    Shard,
+    pack,
+    parsed,
+)
 
 # The knowledge corpus has shard numbers after its suffix.
 _GZIP = re.compile(r"\.gz(-\d+-of-\d+)?$")
 
 
-class RealmWikipedia:
+class RealmWikipedia(DocumentSource):
     """Annotated documents of TFRecord files, gzipped (`.gz`) or plain.
 
     Files are not split: the published corpus consists of 5,000 small ones. Documents
@@ -37,15 +43,7 @@ class RealmWikipedia:
     """
 
     def __init__(self, pattern: str, *, shard_bytes: int = SHARD_BYTES):
-        """Lists files.
-
-        Args:
-          pattern: a file, or a pattern with `*`, `?` or `[`; read in sorted order.
-          shard_bytes: approximate size of a shard on disk, in bytes.
-
-        Raises:
-          BadInputError: there are no files, or all of them are empty.
-        """
+        """Lists files."""
         self._paths: Sequence[epath.Path] = files.find_files(
             pattern, "TFRecords of annotated Wikipedia"
         )
@@ -55,34 +53,20 @@ class RealmWikipedia:
         """Returns a SHA-256 of the contents of the files, in order."""
         return files.combined_sha256("realm_wikipedia", map(files.sha256, self._paths))
 
-    def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Does nothing: files are read whole."""
-
     def shards(self) -> list[Shard]:
         """Returns shards of whole files."""
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a file is damaged, or not a TFRecord file.
-        """
+        """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             for number, record in _read_records(piece.path):
                 where = f"{piece.name}, record {number}"
-                try:
-                    yield document_from_example(record, where)
-                except RecordError as error:
-                    yield error.record
+                yield parsed(document_from_example, record, where)
 
 
 def document_from_example(record: bytes, where: str) -> Document:
-    """Reads a serialised `tf.train.Example` with the features above.
-
-    Raises:
-      RecordError: it is not such an example, or its offsets do not fit the text.
-    """
+    """Reads a serialised `tf.train.Example` with the features above."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 

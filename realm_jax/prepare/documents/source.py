@@ -1,12 +1,14 @@
 """Defines sources of documents, as lists of shards that can be read in any order."""
 
-from collections.abc import Iterable, Iterator
+import abc
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from etils import epath
 
-from realm_jax.data.documents import Record
+from realm_jax.data.documents import Document, LeftOut, Record
+from realm_jax.data.records import RecordError
 
 SHARD_BYTES = 8 << 20
 """Approximate size of a shard: seconds of work, so little is repeated on failure."""
@@ -38,41 +40,35 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a source that is read as a unit.
-
-    Attributes:
-      pieces: its pieces in reading order.
-    """
+    """A part of a source that is read as a unit."""
 
     pieces: tuple[Piece, ...]
 
 
-class DocumentSource(Protocol):
+class DocumentSource(abc.ABC):
     """Documents in a fixed order, in shards.
 
     The concatenated records of all shards do not depend on the size of a shard. A
     source is pickled and sent to the workers that read it.
     """
 
+    @abc.abstractmethod
     def fingerprint(self) -> str:
         """Returns a SHA-256 (hex) of the content, for which every file is read."""
-        ...
 
     def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Unpacks into `scratch` files that cannot be read from the middle.
+        """Unpacks into `scratch` files that cannot be read from the middle, if any.
 
         Optional; without it a large compressed file is a single shard. Files that an
         earlier call unpacked are reused.
-
-        Raises:
-          BadInputError: a compressed file is damaged, or the disk is full.
         """
-        ...
+        del scratch
 
+    @abc.abstractmethod
     def shards(self) -> list[Shard]:
         """Returns all shards, in order; every call returns the same ones."""
-        ...
 
+    @abc.abstractmethod
     def read(self, shard: Shard) -> Iterator[Record]:
         """Yields the records of a shard, in order.
 
@@ -80,7 +76,14 @@ class DocumentSource(Protocol):
           BadInputError: while reading: a file is damaged so that the rest of it cannot
             be read, or it has changed since the shards were made.
         """
-        ...
+
+
+def parsed(parse: Callable[..., Document | LeftOut], *record: Any) -> Record:
+    """Returns what `parse` makes of a record, a `BadRecord` if it cannot be read."""
+    try:
+        return parse(*record)
+    except RecordError as error:
+        return error.record
 
 
 def read_all(source: DocumentSource) -> Iterator[Record]:

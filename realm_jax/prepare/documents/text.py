@@ -14,14 +14,21 @@ from realm_jax.data.documents import MAX_RECORD_BYTES, Document, Record, too_lon
 from realm_jax.data.records import RecordError, decode
 from realm_jax.prepare.documents import files
 from realm_jax.prepare.documents.markdown import read_markdown
-from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard, pack
+from realm_jax.prepare.documents.source import (
+    SHARD_BYTES,
+    DocumentSource,
+    Piece,
+    Shard,
+    pack,
+    parsed,
+)
 
 _TEXT = re.compile(r"\.txt\Z")
 _TEXT_OR_MARKDOWN = re.compile(r"\.(?:txt|md|markdown)(?:\.gz)?\Z")
 _MARKDOWN = re.compile(r"\.(?:md|markdown)(?:\.gz)?\Z")
 
 
-class TextFolder:
+class TextFolder(DocumentSource):
     """The files `*.txt` below a folder, in the order of their paths.
 
     The title is the file's name without `.txt`, the source id its path in the folder.
@@ -41,12 +48,7 @@ class TextFolder:
         """Lists a folder.
 
         Args:
-          folder: a folder, local or on gs://.
-          shard_bytes: approximate size of a shard, in bytes.
           max_file_bytes: larger files are bad records.
-
-        Raises:
-          BadInputError: it is not a folder, or has no text.
         """
         self._root = epath.Path(folder).expanduser()
         self._paths: Sequence[epath.Path] = files.find_below(
@@ -64,27 +66,17 @@ class TextFolder:
         ]
         return files.combined_sha256(self._kind, parts)
 
-    def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Does nothing: files are read whole."""
-
     def shards(self) -> list[Shard]:
         """Returns shards of whole files."""
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a file has become shorter or is gone.
-        """
+        """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             if piece.size > self._max_file_bytes:
                 yield too_long(piece.name, piece.size, self._max_file_bytes)
-                continue
-            try:
-                yield self._document(piece)
-            except RecordError as error:
-                yield error.record
+            else:
+                yield parsed(self._document, piece)
 
     def _document(self, piece: Piece) -> Document:
         content = self._content(piece)

@@ -16,8 +16,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from etils import epath
-
 from realm_jax.data.documents import (
     NO_ARTICLE,
     ByteRanges,
@@ -27,16 +25,22 @@ from realm_jax.data.documents import (
     document_from_bytes,
     is_article,
 )
-from realm_jax.data.records import RecordError, decode
+from realm_jax.data.records import decode
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents import files
-from realm_jax.prepare.documents.cc_news import TEXT_FIELDS, article_from_fields
-from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard
+from realm_jax.prepare.documents.lines import TEXT_FIELDS, article_from_fields
+from realm_jax.prepare.documents.source import (
+    SHARD_BYTES,
+    DocumentSource,
+    Piece,
+    Shard,
+    parsed,
+)
 
 _DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 
 
-class TfdsSource:
+class TfdsSource(DocumentSource):
     """The examples of one split, in the order of their files.
 
     In `salient_span_wikipedia/sentences` each sentence is a separate document; those of
@@ -55,37 +59,25 @@ class TfdsSource:
 
         Args:
           name: as in `tfds.load`: dataset, optionally with /config and :version.
-          data_dir: folder of prepared datasets; None is the environment variable
-            TFDS_DATA_DIR, or else ~/tensorflow_datasets.
-          split: the split to read.
-          shard_bytes: approximate size of a shard, in bytes.
-
-        Raises:
-          BadInputError: the dataset is not prepared there, the split is missing or
-            empty, or its features have no title and text.
+          data_dir: folder of prepared datasets; see `data_folder`.
         """
         self._name = name
-        self._data_dir = os.path.expanduser(
-            data_dir or os.environ.get("TFDS_DATA_DIR") or _DEFAULT_DATA_DIR
-        )
+        self._data_dir = data_folder(data_dir)
         self._split = split
         self._shard_bytes = shard_bytes
-        _require_text(name, _builder(name, self._data_dir), split)
+        _require_text(name, prepared_dataset(name, self._data_dir), split)
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 of the dataset's name and the contents of its files."""
-        builder = _builder(self._name, self._data_dir)
+        builder = prepared_dataset(self._name, self._data_dir)
         paths = sorted(map(os.fspath, builder.info.splits[self._split].filepaths))
         return files.combined_sha256(
             "tfds", [builder.info.full_name, self._split, *map(files.sha256, paths)]
         )
 
-    def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Does nothing: record files can be read from any position."""
-
     def shards(self) -> list[Shard]:
         """Returns shards of examples, sized by the mean size of an example."""
-        info = _builder(self._name, self._data_dir).info.splits[self._split]
+        info = prepared_dataset(self._name, self._data_dir).info.splits[self._split]
         mean_bytes = max(1, info.num_bytes // info.num_examples)
         size = max(1, self._shard_bytes // mean_bytes)
         name = f"{self._name} {self._split}"
@@ -95,35 +87,54 @@ class TfdsSource:
         ]
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a file is damaged or missing.
-        """
-        builder = _builder(self._name, self._data_dir)
+        """Yields the records of a shard, in order."""
+        builder = prepared_dataset(self._name, self._data_dir)
         for piece in shard.pieces:
             examples = _read_examples(builder, self._split, piece)
             for number, example in enumerate(examples, start=piece.first_number):
                 where = f"{piece.name}, example {number}"
-                try:
-                    yield _record(builder.name, example, where)
-                except RecordError as error:
-                    yield error.record
+                yield parsed(_record, builder.name, example, where)
+
+
+def data_folder(folder: str | None) -> str:
+    """Returns a folder, or that of TFDS_DATA_DIR, or else ~/tensorflow_datasets."""
+    return os.path.expanduser(
+        folder or os.environ.get("TFDS_DATA_DIR") or _DEFAULT_DATA_DIR
+    )
 
 
 # Pickled sources contain no builder: every process opens its own, once.
 @functools.lru_cache
-def _builder(name: str, data_dir: str) -> Any:
+def prepared_dataset(name: str, folder: str) -> Any:
+    """Returns a builder of TFDS that reads what has been prepared in a folder."""
     import tensorflow_datasets as tfds
 
     try:
         # Not tfds.builder, which queries the network for datasets it does not find.
-        return tfds.core.read_only_builder.builder_from_files(name, data_dir=data_dir)
+        return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise BadInputError(
-            f"expected the TFDS dataset {name!r} prepared in {data_dir}, found none; "
-            "name it as dataset/config:version, and its folder by TFDS_DATA_DIR or "
-            "behind an @."
+            f"expected the TFDS dataset {name!r} prepared in {folder}, found none; run "
+            "`tfds build`, name it as dataset/config:version, or its folder by "
+            "TFDS_DATA_DIR or behind an @."
+        ) from error
+
+
+def read_split(builder: Any, split: Any, what: str, **config: Any) -> Iterator[Any]:
+    """Yields the examples of a split, or of a part of it, in the order of the files."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    # Read files sequentially; by default 16 are interleaved, and the order would depend
+    # on where shards begin.
+    order = tfds.ReadConfig(interleave_cycle_length=1, **config)
+    dataset = builder.as_dataset(split=split, shuffle_files=False, read_config=order)
+    try:
+        yield from tfds.as_numpy(dataset)
+    except tf.errors.OpError as error:
+        raise BadInputError(
+            f"expected whole files of {what} in {builder.data_dir}, but they cannot be "
+            f"read ({files.first_line(error)}); prepare it again."
         ) from error
 
 
@@ -148,28 +159,16 @@ def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
     options = tf.data.Options()
     # Many shards are read at once, each in a separate process.
     options.threading.private_threadpool_size = 1
-    dataset = builder.as_dataset(
-        split=tfds.core.ReadInstruction(
-            split, from_=piece.start, to=piece.stop, unit="abs"
-        ),
-        shuffle_files=False,
-        read_config=tfds.ReadConfig(
-            options=options,
-            try_autocache=False,
-            # Read files sequentially; by default 16 are interleaved, and the order
-            # would depend on where shards begin.
-            interleave_cycle_length=1,
-            num_parallel_calls_for_decode=1,
-            num_parallel_calls_for_interleave_files=1,
-        ),
+    part = tfds.core.ReadInstruction(
+        split, from_=piece.start, to=piece.stop, unit="abs"
     )
-    try:
-        yield from tfds.as_numpy(dataset)
-    except tf.errors.OpError as error:
-        raise BadInputError(
-            f"expected whole files of {piece.name} in {builder.data_dir}, but they "
-            f"cannot be read ({files.first_line(error)}); prepare it again."
-        ) from error
+    return read_split(
+        *(builder, part, piece.name),
+        options=options,
+        try_autocache=False,
+        num_parallel_calls_for_decode=1,
+        num_parallel_calls_for_interleave_files=1,
+    )
 
 
 def _record(dataset: str, example: Mapping, where: str) -> Document | LeftOut:

@@ -23,8 +23,6 @@ class Record(NamedTuple):
       question: the text exactly as published, because splits hash it.
       answers: the first is preferred where only one can be used in training; empty if
         the set declares the question unanswerable.
-      id: the id in the set, or None.
-      topic: topic of the question, if known.
     """
 
     question: str
@@ -44,9 +42,6 @@ def question_answer_lines(text: str, place: str) -> Iterator[Record]:
     """Reads JSON lines with `question`, and `answer` or `answers` (a text or a list).
 
     This is the format of NQ-open, of DrQA's and of ORQA's files.
-
-    Raises:
-      BadInputError: a line has another format; the message names it.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -58,9 +53,6 @@ def question_answer_list(text: str, place: str) -> Iterator[Record]:
     """Reads a JSON list of objects with `question` and `answers`.
 
     This is the format of EntityQuestions and of DPR's training files.
-
-    Raises:
-      BadInputError: it has another format; the message names the element.
     """
     for record, where in _elements(_json(text, place), place):
         yield _question_answer(record, where)
@@ -71,9 +63,6 @@ def web_questions(text: str, place: str) -> Iterator[Record]:
 
     Stanford's is a JSON list of objects with `utterance` and `targetValue`, which is
     `(list (description "Jazmyn Bieber") (description Vermont))`.
-
-    Raises:
-      BadInputError: it is neither; the message names the place.
     """
     if not text.lstrip().startswith("["):
         yield from question_answer_lines(text, place)
@@ -97,9 +86,6 @@ def curated_trec(text: str, place: str) -> Iterator[Record]:
     Accepts lines of tab-separated values, which are number, kind, question and pattern
     (brmson's release), or question and a Python list of patterns (DPR's); or JSON in
     the formats of `question_answer_lines` and `question_answer_list`.
-
-    Raises:
-      BadInputError: it is none of them; the message names the place.
     """
     start = text.lstrip()[:1]
     if start in ("{", "["):
@@ -116,10 +102,6 @@ def trivia_qa(text: str, place: str) -> Iterator[Record]:
 
     The answers are the value that annotators gave, then its aliases. The normalised
     aliases are used where there are no others.
-
-    Raises:
-      BadInputError: it has another format, or is the file without answers; the message
-        names the place.
     """
     for record, where in _objects(_json(text, place), "Data", place):
         answer = _field(record, "Answer", where)
@@ -136,11 +118,7 @@ def trivia_qa(text: str, place: str) -> Iterator[Record]:
 
 
 def squad(text: str, place: str) -> Iterator[Record]:
-    """Reads SQuAD without its paragraphs, as the corpus takes their place.
-
-    Raises:
-      BadInputError: it has another format; the message names the place.
-    """
+    """Reads SQuAD without its paragraphs, as the corpus takes their place."""
     for article, in_article in _objects(_json(text, place), "data", place):
         for paragraph, in_paragraph in _objects(article, "paragraphs", in_article):
             for record, where in _objects(paragraph, "qas", in_paragraph):
@@ -158,11 +136,7 @@ def squad(text: str, place: str) -> Iterator[Record]:
 def trivia_answers(
     value: str, aliases: Sequence[str], normalized: Sequence[str], place: str
 ) -> tuple[str, ...]:
-    """Returns the answers to a question of TriviaQA, the value first.
-
-    Raises:
-      BadInputError: there are none.
-    """
+    """Returns the answers to a question of TriviaQA, the value first."""
     texts = (value, *(aliases or normalized))
     kept = [text for text in texts if isinstance(text, str) and text.strip()]
     return answers_field({"Answer": list(dict.fromkeys(kept))}, "Answer", place)

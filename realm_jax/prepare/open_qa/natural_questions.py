@@ -33,9 +33,6 @@ def natural_questions(path: str) -> Iterator[Record]:
 
     The original has `document_tokens`, the simplified one `document_text`, whose tokens
     are between spaces.
-
-    Raises:
-      BadInputError: a line has another format, or the file cannot be read.
     """
     if is_compressed(path):
         chunks = unpack(path, path)

@@ -67,14 +67,6 @@ def read_set(kind: str, source: Source) -> list[Question]:
 
     Args:
       kind: a key of `SETS`, or "json_lines" for `read_questions`.
-      source: location of the set.
-
-    Returns:
-      The questions; `index` is their position in the list.
-
-    Raises:
-      BadInputError: the kind is unknown, no file of the set is found, or a record is
-        malformed; the message names file and place.
     """
     if kind == JSON_LINES and not isinstance(source, Mapping):
         return read_questions(source)
@@ -199,12 +191,10 @@ def _texts(values: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value.decode() for value in values))
 
 
-def _natural_questions_record(example: Mapping[str, Any]) -> Record:
-    return Record(example["question"].decode(), _texts(example["answer"]))
-
-
-def _web_questions_record(example: Mapping[str, Any]) -> Record:
-    return Record(example["question"].decode(), _texts(example["answers"]))
+def _record(answers: str) -> Callable[[Mapping[str, Any]], Record]:
+    return lambda example: Record(
+        example["question"].decode(), _texts(example[answers])
+    )
 
 
 def _trivia_qa_record(example: Mapping[str, Any]) -> Record:
@@ -241,7 +231,7 @@ SETS: Mapping[str, QuestionSet] = {
             _train_and_test("NaturalQuestions-train.txt", "NaturalQuestions-dev.txt"),
         ],
         _train_and_test("train", "validation"),
-        _natural_questions_record,
+        _record("answer"),
     ),
     "natural_questions": QuestionSet(
         natural_questions,
@@ -263,7 +253,7 @@ SETS: Mapping[str, QuestionSet] = {
             _train_and_test("WebQuestions-train.txt", "WebQuestions-test.txt"),
         ],
         _train_and_test("train", "test"),
-        _web_questions_record,
+        _record("answers"),
     ),
     "curated_trec": QuestionSet(
         _whole(formats.curated_trec),

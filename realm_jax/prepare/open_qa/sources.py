@@ -6,10 +6,12 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import tensorflow as tf
-import tensorflow_datasets as tfds
-
 from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents.tfds import (
+    data_folder,
+    prepared_dataset,
+    read_split,
+)
 from realm_jax.storage import open_store
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
@@ -28,7 +30,6 @@ Layout: TypeAlias = Mapping[str, str]
 """
 
 _TFDS = "tfds:"
-_DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 
 
 def tfds_name(source: Source) -> str | None:
@@ -46,10 +47,6 @@ def files_by_split(source: Source, layouts: Sequence[Layout]) -> dict[str, list[
       source: a file with a published name, plain or with `.gz`; a folder with such
         files at any depth; or the file of each split, with any name.
       layouts: the published forms of the set; the first that is found is used.
-
-    Raises:
-      BadInputError: no file is found, a file is found twice, or a split's name is not
-        in `SPLITS`.
     """
     if isinstance(source, Mapping):
         if not source or set(source) - set(SPLITS):
@@ -70,43 +67,20 @@ def read_tfds(name: str, splits: Iterable[str]) -> Iterator[tuple[str, dict[str,
     """Yields (split, example) of a prepared dataset, in the order of its files.
 
     Args:
-      name: the dataset, optionally with `@FOLDER`; the default folder is that of the
-        environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.
+      name: the dataset, optionally with `@FOLDER`; see `data_folder`.
       splits: the splits to read, by their names in TFDS.
-
-    Raises:
-      BadInputError: there is no such dataset, it is not prepared, or a file is damaged.
     """
     dataset, _, folder = name.partition("@")
-    folder = folder or os.environ.get("TFDS_DATA_DIR") or _DEFAULT_DATA_DIR
-    try:
-        # Not tfds.builder, which queries the network for datasets it does not find.
-        builder = tfds.core.read_only_builder.builder_from_files(
-            dataset, data_dir=os.path.expanduser(folder)
-        )
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        raise BadInputError(
-            f"expected the TFDS dataset {dataset!r} prepared in {folder}, found none; "
-            "run `tfds build`, or name it as dataset/config:version@folder."
-        ) from error
+    builder = prepared_dataset(dataset, data_folder(folder))
     found = builder.info.splits
-    # Read files sequentially, for a deterministic order.
-    order = tfds.ReadConfig(interleave_cycle_length=1, add_tfds_id=True)
     for split in splits:
         if split not in found:
             raise BadInputError(
-                f"expected the split {split!r} of {dataset} in {folder}, found "
-                f"{', '.join(found) or 'none'}; name another dataset."
+                f"expected the split {split!r} of {dataset} in {builder.data_dir}, "
+                f"found {', '.join(found) or 'none'}; name another dataset."
             )
-        # A decorator hides the parameters from the type checker.
-        examples = builder.as_dataset(split=split, read_config=order)  # pyright: ignore[reportCallIssue]
-        try:
-            yield from ((split, example) for example in tfds.as_numpy(examples))
-        except tf.errors.OpError as error:
-            raise BadInputError(
-                f"expected whole files of {dataset} in {folder}, but they cannot be "
-                f"read ({str(error).splitlines()[0]}); prepare it again."
-            ) from error
+        for example in read_split(builder, split, dataset, add_tfds_id=True):
+            yield split, example
 
 
 def _files_in_folder(location: str, layouts: Sequence[Layout]) -> dict[str, list[str]]:

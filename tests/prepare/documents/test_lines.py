@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from realm_jax.data.documents import NO_ARTICLE, Document, LeftOut
 from realm_jax.data.records import BadRecord, RecordError
 from realm_jax.prepare.documents import files
-from realm_jax.prepare.documents.cc_news import cc_news
-from realm_jax.prepare.documents.lines import LineSource, json_lines
+from realm_jax.prepare.documents.lines import LineSource, page_from_json
+from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
-from realm_jax.prepare.documents.wikiextractor import page_from_json, wikiextractor
 from tests.refused import refused
 
 MAX_BYTES = 12
@@ -169,9 +168,9 @@ def test_a_pattern_reads_its_files_in_the_order_of_their_names(write_lines):
         text = {"title": f"{folder}/{name}", "text": ""}
         path = write_lines(f"{folder}/part{name}.jsonl", [text])
     root = path.removesuffix("a/part10.jsonl")
-    found = [d.title for d in read_all(json_lines(f"{root}*/part*.jsonl"))]
+    found = [d.title for d in read_all(open_source(f"json:{root}*/part*.jsonl"))]
     assert found == ["a/10", "a/2", "a-b/1", "b/1"]
-    found = [d.title for d in read_all(json_lines(f"{root}[ab]/part1*.jsonl"))]
+    found = [d.title for d in read_all(open_source(f"json:{root}[ab]/part1*.jsonl"))]
     assert found == ["a/10", "b/1"]
 
 
@@ -183,7 +182,7 @@ def test_cc_news_in_both_spellings(write_lines):
     without = crawled | {"title": None, "maintext": " ", "title_page": "On the page"}
     nothing = {"title": "A title", "text": None}
     path = write_lines("news.jsonl.gz", [crawled, published, without, nothing])
-    assert list(read_all(cc_news(path))) == [
+    assert list(read_all(open_source(f"cc_news:{path}"))) == [
         *[Document("A title", "The whole text.", "http://news.example/1")] * 2,
         Document("On the page", "A lead.", "http://news.example/1"),
         Document("A title", "", "A title"),
@@ -193,7 +192,10 @@ def test_cc_news_in_both_spellings(write_lines):
 def test_lines_that_are_no_news_or_no_page_are_bad_records(write_lines):
     news = write_lines("news.jsonl", [{"title": "a"}, {"title": "a", "text": 3}, 4])
     page = write_lines("wiki_00", [{"id": "1", "title": "T"}])
-    read = [*read_all(cc_news(news)), *read_all(wikiextractor(page))]
+    read = [
+        *read_all(open_source(f"cc_news:{news}")),
+        *read_all(open_source(f"wikiextractor:{page}")),
+    ]
     assert all(isinstance(record, BadRecord) for record in read)
     places = [record.where.rpartition(", ")[2] for record in read]
     assert places == ["line 1", "line 2", "line 3", "line 1"]
@@ -225,7 +227,7 @@ def test_pages_that_are_no_articles_are_left_out_and_said_to_be(write_lines):
     titles = ["Mercury", "Mercury (disambiguation)", "List of rivers", "Rhine"]
     pages = [{"id": str(i), "title": t, "text": "T."} for i, t in enumerate(titles)]
     path = write_lines("wiki_00", pages)
-    assert list(read_all(wikiextractor(path))) == [
+    assert list(read_all(open_source(f"wikiextractor:{path}"))) == [
         Document("Mercury", "T.", "0"),
         LeftOut(f"{path}, line 2", NO_ARTICLE),
         LeftOut(f"{path}, line 3", NO_ARTICLE),
@@ -244,20 +246,17 @@ def test_a_folder_of_wikiextractor_is_read_in_the_order_it_was_written(
     write_lines("wiki/AA/wiki_02", [])
     expected = [f"{name}-{i}" for name in names for i in range(3)]
     for shard_bytes in (1, 200, 1 << 20):
-        source = wikiextractor(str(tmp_path / "wiki"), shard_bytes=shard_bytes)
+        source = open_source(f"wikiextractor:{tmp_path}/wiki", shard_bytes=shard_bytes)
         read = [r.source_id for shard in read_shards(source) for r in shard]
         assert read == expected
 
 
 def test_a_source_without_content_is_refused(tmp_path):
     (tmp_path / "empty.jsonl").touch()
-    for source in (json_lines, cc_news, wikiextractor):
-        for name, said in [
-            ("absent.jsonl", "found no such file; check the path"),
-            ("absent*", "found no such file; check the path"),
-            ("empty.jsonl", "empty"),
-        ]:
-            with refused(said):
-                source(str(tmp_path / name))
-    with refused(r"wiki_00 and so on below .* no such"):
-        wikiextractor(str(tmp_path))
+    for spec, said in [
+        (f"json:{tmp_path}/absent*", "found no such file; check the path"),
+        (f"cc_news:{tmp_path}/empty.jsonl", "empty"),
+        (f"wikiextractor:{tmp_path}", r"wiki_00 and so on below .* no such"),
+    ]:
+        with refused(said):
+            open_source(spec)

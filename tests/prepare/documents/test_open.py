@@ -65,7 +65,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
 def test_a_bucket_is_no_kind(monkeypatch):
     named = []
     monkeypatch.setattr(
-        "realm_jax.prepare.documents.lines.find_files",
+        "realm_jax.prepare.documents.open.find_files",
         lambda pattern, what: named.append(pattern) or [],
     )
     open_source("gs://bucket/a.jsonl.gz")
