@@ -341,8 +341,11 @@ class FinetunedModel(TrainedModel):
     def training_sets(self, corpus: BlockStore) -> list[Examples]:
         """Returns the examples of fine-tuning, in the corpus or beside its own.
 
-        There are none where the sets are not at hand, where they are of another
-        vocabulary or of a version that kept no answers, and for imported models.
+        There are none where the sets are not at hand, where a version that kept no
+        answers made them, and for imported models.
+
+        Raises:
+          BadInputError: the sets that are there are of another vocabulary, or damaged.
         """
         trained = self.run.trained
         task = trained.data_order.get("task")

@@ -449,7 +449,8 @@ class _Evaluation:
                 config.control_warm_started, WARM_START.name, self._wanted()
             )
         if config.control_finetuned:
-            require_alike(config.finetuned, config.control_finetuned, self._wanted())
+            wanted = self._wanted(config.finetuned.models)
+            require_alike(config.finetuned, config.control_finetuned, wanted)
 
     def _open(
         self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
@@ -458,11 +459,14 @@ class _Evaluation:
         self._tick()
         return open_finished(model_dir, stage, self._wanted(), checkpoint)
 
-    def _wanted(self) -> dict[str, Any]:
-        """Returns what the runs that are measured must be of."""
+    def _wanted(self, models: ModelFactory | None = None) -> dict[str, Any]:
+        """Returns what runs must be of, those of pre-training if no models are given.
+
+        Questions may have another padded length than sentences.
+        """
         config = self._config
         return wanted_of(
-            config.models,
+            models or config.models,
             self._corpus,
             allow_corpus_mismatch=config.allow_corpus_mismatch,
         )

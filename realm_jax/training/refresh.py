@@ -41,7 +41,10 @@ class RefreshMode(enum.Enum):
 
 
 def blocking_rebuilds(mode: RefreshMode, train_steps: int, period: int) -> float:
-    """Returns how often training waits while the whole corpus is embedded."""
+    """Returns how often training waits while the whole corpus is embedded.
+
+    Once where only the first index is made that way.
+    """
     often = {RefreshMode.ASYNC: 0.0, RefreshMode.BLOCKING: train_steps / period}
     return often.get(mode, 1.0)
 

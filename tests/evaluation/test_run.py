@@ -33,6 +33,11 @@ from tests.corpus_builder import build_corpus
 from tests.records import change_details, change_record
 from tests.tiny_world import EMBED, LENGTHS, NEVER, silent
 
+# Questions may have another padded length than sentences.
+QUESTION_MODELS = dataclasses.replace(
+    tiny_world.models(), lengths=dataclasses.replace(LENGTHS, query=LENGTHS.query + 2)
+)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _traced_once():
@@ -59,7 +64,10 @@ def chain(tmp_path_factory, _traced_once):
         NEVER,
     )
     finetuned = tiny_world.finetune_config(
-        world, folder / "finetune", warm_start=str(folder / "pretrain")
+        world,
+        folder / "finetune",
+        warm_start=str(folder / "pretrain"),
+        models=QUESTION_MODELS,
     )
     finetune.run(finetuned, silent, NEVER)
     return world, folder, finetuned
@@ -114,7 +122,10 @@ def control(chain):
     )
     assert warm_start.run(went_on, silent, NEVER)
     finetuned = tiny_world.finetune_config(
-        world, folder / "control_fine", warm_start=went_on.model_dir
+        world,
+        folder / "control_fine",
+        warm_start=went_on.model_dir,
+        models=QUESTION_MODELS,
     )
     assert finetune.run(finetuned, silent, NEVER)
     return {
