@@ -18,7 +18,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "export": ("faiss", "pyarrow"),
     "gcs": ("google.cloud.storage", "gcsfs"),
 }
-"""Maps an extra to the modules imported for it; nothing else needs them."""
+"""Maps an extra to the modules imported for it."""
 
 
 def require_extra(extra: str, purpose: str) -> None:

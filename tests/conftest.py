@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import signal
 import sys
 
 from tests import compiled, tiers
@@ -18,6 +19,9 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests.gcs_emulator import emulated_bucket
+
+# What a shell starts in the background ignores Ctrl-C, and so would its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shapes in signatures are checked at run time in tests, and only there.
 install_import_hook("realm_jax.objectives", "beartype.beartype")

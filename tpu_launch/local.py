@@ -85,7 +85,7 @@ class Runner:
         self._commands, self._stop = commands, stop
         self._token = token_of(chain)
         self._folder = pathlib.Path(chain.root, _FOLDER).absolute()
-        self._console = Console()
+        self._console = _Console()
 
     def run(self) -> int:
         """Runs the chain; returns 0, or the code of the first stage that failed."""
@@ -198,6 +198,15 @@ class Runner:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+class _Console(Console):
+    """A console whose reader may leave; what was launched goes on without one."""
+
+    def on_broken_pipe(self) -> None:
+        """Prints nothing more, and does not exit."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 def run_roles(
     roles: Mapping[str, Sequence[Command]],
     store: Store,
@@ -229,21 +238,27 @@ def run_roles(
             with errors_said(store, role):
                 code = workers[role].run()
         finally:
-            if not code:
+            own = workers[role]
+            if own.is_done:
                 say(f"{role}: done")
             elif not stop.is_set():
+                was_ended = own.over and not own.has_failed
+                say(f"{role}: {own.over if was_ended else f'failed, code {code}'}")
                 # Also where the store does not answer, by which the others hear of it.
                 for one in workers.values():
                     one.over = one.over or f"the {role} has failed"
         return code
 
-    with ThreadPoolExecutor(len(roles)) as pool:
-        futures = {role: pool.submit(work, role) for role in roles}
-        ended = futures.values()
-        show_until(lambda seconds: not wait(ended, seconds).not_done, store, console)
+    # Not in a `with`, by which a second Ctrl-C would wait for all of them.
+    pool = ThreadPoolExecutor(len(roles))
+    futures = {role: pool.submit(work, role) for role in roles}
+    pool.shutdown(wait=False)
+    ended = futures.values()
+    show_until(lambda seconds: not wait(ended, seconds).not_done, store, console)
     codes = {role: future.result() for role, future in futures.items()}
-    failed = [role for role, worker in workers.items() if worker.has_failed]
-    return (codes[failed[0]], failed[0]) if failed else (0, TRAINER)
+    # Who has failed here comes before who was ended for it or for another reason.
+    order = sorted(codes, key=lambda role: not workers[role].has_failed)
+    return next(((codes[role], role) for role in order if codes[role]), (0, TRAINER))
 
 
 def _program(arguments: Sequence[str]) -> list[str]:

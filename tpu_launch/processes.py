@@ -1,8 +1,4 @@
-"""Runs the processes of a job, and starts them again: the one restart loop.
-
-A TPU VM runs its one process by it, `local` all processes of a stage. On GKE the same
-rules stand in the manifest (`gke.py`). What an exit code means is said by `Ended`.
-"""
+"""Starts the processes of a job once, and says what their exit codes mean."""
 
 import contextlib
 import dataclasses

@@ -79,7 +79,7 @@ class LaunchRecord:
         """
         if self.backend == GKE:
             return self.gke()
-        if self.backend == LOCAL:
+        if self.backend != TPU_VM:
             return None
         require_extra("launch", f"--backend={TPU_VM}")
         from tpu_launch.tpu_vm import TpuVm

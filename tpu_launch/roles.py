@@ -7,18 +7,18 @@ directory (`records.py`), where the workers of both roles look for it.
 
 import contextlib
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from realm_jax.cli.main import STOPPED
 from realm_jax.errors import BAD_INPUT, BUG, BadInputError
-from realm_jax.storage import Store, UnavailableStoreError
+from realm_jax.storage import Store
 from tpu_launch import processes, records
 from tpu_launch.processes import Command, Ended, Pace
 from tpu_launch.run import BUILDER, TRAINER
 
-_STOPPED, _ENDED_EARLY = 128 + signal.SIGTERM, 1
+_ENDED_EARLY = 1
 
 
 class Worker:
@@ -66,6 +66,7 @@ class Worker:
         self._pace, self._look_seconds, self._deadline = pace, look_seconds, deadline
         self._number, self._name = number, name
         self._logs = [command.log for command in commands if command.log]
+        self._trouble = ""
 
     def run(self) -> int:
         """Runs the processes to the end of the work; returns their exit code.
@@ -92,7 +93,10 @@ class Worker:
         if self._stop.is_set():
             return code
         if not self.must_end():
-            self.end(code)
+            try:
+                self.end(code)
+            except (OSError, BadInputError) as error:
+                self._say_trouble(error)
         return code if Ended.by(code) is not Ended.STOPPED else _ENDED_EARLY
 
     def keep_running(self) -> int:
@@ -123,10 +127,8 @@ class Worker:
                 backoff = pace.backoff * 2 ** max(0, in_vain - 1)
                 seconds = min(backoff, pace.longest_backoff)
             self._say(f"ended with code {code}; starting again in {seconds:.0f} s")
-            until = time.monotonic() + seconds
-            while not self.must_end() and (left := until - time.monotonic()) > 0:
-                self._stop.wait(min(pace.poll, left))
-        return _STOPPED
+            self.wait(seconds)
+        return STOPPED
 
     def must_end(self) -> bool:
         """Returns whether processes are to save and end, although none says so."""
@@ -138,12 +140,18 @@ class Worker:
         It waits for others that say the same: they end a moment later, or crash.
         """
         until = time.monotonic() + self._pace.saving
-        # Only a store that does not answer may keep a worker whose work is done.
-        with contextlib.suppress(UnavailableStoreError, BadInputError):
-            while not (self.end(0) or self.over or time.monotonic() >= until):
-                if self._stop.wait(min(self._look_seconds, self._pace.saving)):
-                    break
+        try:
+            while not (self.end(0) or self.must_end() or time.monotonic() >= until):
+                self.wait(min(self._look_seconds, self._pace.saving))
+        except (OSError, BadInputError) as error:
+            self._say_trouble(error)
         return self.is_done
+
+    def wait(self, seconds: float) -> None:
+        """Waits, but not beyond the end of the work."""
+        until = time.monotonic() + seconds
+        while not self.must_end() and (left := until - time.monotonic()) > 0:
+            self._stop.wait(min(self._pace.poll, left))
 
     def end(self, code: int) -> bool:
         """Says how the work has ended; returns whether it is done.
@@ -194,7 +202,14 @@ class Worker:
         """Reports, whatever error of a store comes."""
         try:
             self.report()
+            self._trouble = ""
         except Exception as error:
+            self._say_trouble(error)
+
+    def _say_trouble(self, error: Exception) -> None:
+        """Says why nothing could be reported, once until that changes."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
             self._say(f"not reported: {error}")
 
 

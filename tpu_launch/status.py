@@ -321,8 +321,8 @@ def show_until(ended: Callable[[float], bool], store: Store, console: Console) -
     live = Live(console=console, auto_refresh=False, transient=True)
     with live if console.is_terminal else contextlib.nullcontext():
         while not ended(seconds if console.is_terminal else _LINE_SECONDS):
-            # The terminal may be gone.
-            with contextlib.suppress(BadInputError, OSError):
+            # Whatever cannot be shown: the run goes on.
+            with contextlib.suppress(Exception):
                 status = read_status(store, time.time())
                 if console.is_terminal:
                     live.update(render(status), refresh=True)

@@ -13,6 +13,7 @@ both roles look for it every minute. The exit code is the command's.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
@@ -146,10 +147,12 @@ def await_preemption(stop: threading.Event) -> None:
     unit has KillMode=process, so that a startup script and its children get no signal.
     """
     while not stop.is_set():
-        try:
-            if read_metadata(_NOTICE, _NOTICE_SECONDS).strip() == "TRUE":
-                stop.set()
-        except requests.RequestException:
+        notice = ""
+        with contextlib.suppress(requests.RequestException):
+            notice = read_metadata(_NOTICE, _NOTICE_SECONDS).strip()
+        if notice == "TRUE":
+            stop.set()
+        elif not notice:
             stop.wait(_RETRY_SECONDS)
 
 

@@ -1,5 +1,7 @@
 """A chain's settings reach the stages that read them; a stage's roles end together."""
 
+import contextlib
+import os
 import threading
 from unittest import mock
 
@@ -125,8 +127,33 @@ def test_a_builder_that_ended_first_awaits_the_end_of_its_trainer(run_roles):
 def test_a_failure_ends_the_others_where_the_store_is_away(run_roles, monkeypatch):
     away = mock.Mock(side_effect=UnavailableStoreError("the bucket is away"))
     monkeypatch.setattr(records, "write_outcome", away)
-    with pytest.raises(UnavailableStoreError):
-        run_roles(lambda worker: 1)
+    assert run_roles(lambda worker: 1)[0] == (1, BUILDER)
+
+
+def test_work_that_others_say_has_failed_is_no_success(run_roles, tmp_path):
+    """Such as another `local` of the same chain, or a TPU VM that is still there."""
+
+    def train(worker):
+        records.write_outcome(open_store(tmp_path), TRAINER, 1, "no disk")
+        wait_until(worker.must_end)
+        return 143
+
+    code, _ = run_roles(train, train)[0]
+    assert code == 1
+
+
+def test_a_reader_that_has_left_ends_no_run(tmp_path, monkeypatch):
+    """As in `... local | head`: rich would exit with 1, whatever becomes of the run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (tmp_path / "stdout").open("w") as stdout, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        gone = os.fdopen(writer, "w")
+        console = local._Console(file=gone)
+        console.print("one")
+        with contextlib.suppress(BrokenPipeError):
+            gone.close()
+    assert console.quiet
 
 
 def test_a_process_has_its_devices():

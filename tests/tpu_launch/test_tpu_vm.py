@@ -97,6 +97,16 @@ def test_two_at_once_ask_for_one(world, up, monkeypatch):
         up()
 
 
+def test_what_was_created_although_the_answer_was_lost(world, up):
+    world.faults = {"POST": "lost"}
+    with pytest.raises(NotReadyError, match="answer was lost"):
+        up()
+    world.faults = {}
+    up()
+    assert alive(world) == BOTH
+    assert len(world.created) == 2
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
@@ -105,7 +115,6 @@ def test_two_at_once_ask_for_one(world, up, monkeypatch):
         ("quota", NotReadyError, "TPUV4sPerProjectPerZone"),
         ("500", NotReadyError, "Internal error"),
         ("503", NotReadyError, "unavailable"),
-        ("lost", NotReadyError, "the answer was lost"),
         ("400", BadInputError, "correct project, zone, machines or network"),
     ],
 )

@@ -155,11 +155,14 @@ def test_a_preemption_is_heard_whatever_the_server_answers(monkeypatch):
     waiting = iter(answers)
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.0)
     stop = threading.Event()
+    monkeypatch.setattr(stop, "wait", mock.Mock(wraps=stop.wait))
     with served(lambda *_: next(waiting)) as host:
         monkeypatch.setenv("GCE_METADATA_HOST", host)
         worker.await_preemption(stop)
     assert stop.is_set()
     assert not [*waiting]
+    # It waits wherever the server did not.
+    assert stop.wait.call_count == 3
 
 
 TPU_ENV = """MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.1:8080'
