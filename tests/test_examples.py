@@ -91,6 +91,14 @@ def test_custom_objective(world):
     assert found[-1] > found[0]
 
 
+def test_own_encoder():
+    """The stages train it and open it again in `tests/models/test_encoders.py`."""
+    bert, own = run("own_encoder.py")
+    assert bert == "BertConfig: 22.7 M parameters"
+    # Five layers fewer, of 1.77 M each, and neither segments nor pooler.
+    assert own == "SharedLayersConfig: 13.7 M parameters"
+
+
 def test_own_searcher(model_dir, world):
     question = "kise posa feso fedi"
     found, answer = run("own_searcher.py", model_dir, world.corpus, question)

@@ -104,14 +104,20 @@ def make_parser(command: str, description: str | None) -> Parser:
         action="store_true",
         help="sets a macro or a setting, e.g. --gin.BATCH_SIZE=64",
     )
+    add_import_module(parser)
+    return parser
+
+
+def add_import_module(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that `import_modules` reads."""
     parser.add_argument(
         "--import_module",
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module of yours to import first, e.g. one that registers corpora",
+        help="a module of yours to import first, e.g. one that registers corpora; may "
+        "be repeated",
     )
-    return parser
 
 
 def parse(
@@ -149,7 +155,7 @@ def parse_known(
         setting of the command line has no effect.
     """
     flags, others, bindings = _split(parser, argv)
-    _import_modules(flags)
+    import_modules(flags)
     read = _read(parser, flags.gin_file, bindings, command)
     takes_others = bool(command) and STAGES[command].others_are_passed_on
     for binding in read.without_effect:
@@ -177,7 +183,7 @@ def parse_chain(
     flags, others, bindings = _split(parser, argv)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
-    _import_modules(flags)
+    import_modules(flags)
     read = _read(parser, flags.gin_file, bindings, command, is_shared=True)
     return flags, set(read.without_effect)
 
@@ -209,7 +215,7 @@ def parse_for_macro(
     if said:
         value = values.text(said[-1])
     elif flags.gin_file:
-        _import_modules(flags)
+        import_modules(flags)
         # Other required settings are not needed here.
         _read(parser, flags.gin_file, bindings, finalize=False)
         with contextlib.suppress(ValueError):  # No gin file has such a macro.
@@ -235,7 +241,8 @@ def _split(
     return flags, others, bindings
 
 
-def _import_modules(flags: argparse.Namespace) -> None:
+def import_modules(flags: argparse.Namespace) -> None:
+    """Imports the user's modules that the command line names."""
     for module in flags.import_module:
         import_module(module)
 

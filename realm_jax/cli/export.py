@@ -35,6 +35,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command; an index that is being made ends at the next shard."""
     parser = _make_parser()
     flags = parser.parse_args(argv)
+    configuration.import_modules(flags)
     if "://" in flags.output:
         parser.error(
             f"expected a local folder as --output, got {flags.output}; export to one, "
@@ -114,6 +115,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="WHICH",
         help="last, or best by held-out utility, of a run that is not fine-tuned",
     )
+    configuration.add_import_module(parser)
     recorded_run.add_options(parser)
     return parser
 

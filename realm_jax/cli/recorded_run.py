@@ -58,8 +58,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     flags = parser.parse_intermixed_args(argv)
     if not flags.run:
         parser.error("expected a RUN, such as runs/quickstart, or --gin_file, got none")
-    for module in flags.import_module:
-        configuration.import_module(module)
+    configuration.import_modules(flags)
     return flags
 
 

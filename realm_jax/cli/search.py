@@ -36,6 +36,7 @@ _DEFAULT_K = 5
 def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command, which ordinarily ends with the last query."""
     flags = _make_parser().parse_intermixed_args(argv)
+    configuration.import_modules(flags)
     queries = [require_question(query) for query in flags.queries]
     note = Notes("search")
     retriever, corpus = open_retriever(flags.run, recorded_run.given(flags))
@@ -74,6 +75,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print an object a line for each query"
     )
+    configuration.add_import_module(parser)
     recorded_run.add_options(parser)
     return parser
 

@@ -68,13 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="register this file of questions as NAME_questions, with --corpus",
     )
-    parser.add_argument(
-        "--import_module",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module of yours that registers tasks; may be repeated",
-    )
+    configuration.add_import_module(parser)
     return parser
 
 
@@ -137,8 +131,7 @@ def _register(flags: argparse.Namespace) -> None:
     from realm_jax.data.questions import read_questions
     from realm_jax.prepare import inspect, seqio_tasks
 
-    for module in flags.import_module:
-        configuration.import_module(module)
+    configuration.import_modules(flags)
     if flags.corpus is None:
         return
     inspect.register_prepared(flags.name, flags.corpus)

@@ -19,7 +19,7 @@ from realm_jax.index.snapshots import (
     SnapshotSeries,
     SnapshotWriter,
 )
-from realm_jax.models.bert import BertConfig
+from realm_jax.models import encoders
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import Store
 
@@ -191,7 +191,7 @@ def check_reads(
 
 def _parse_config(metadata: Mapping[str, Any]) -> RetrieverConfig:
     values = dict(metadata)
-    return RetrieverConfig(bert=BertConfig(**values.pop("bert")), **values)
+    return RetrieverConfig(bert=encoders.from_record(values.pop("bert")), **values)
 
 
 def _check_params(config: RetrieverConfig, params: PyTree, step: int) -> None:

@@ -141,6 +141,10 @@ class BertConfig:
         """True if parts of a layer are computed again one by one; see `remat`."""
         return self.remat == _WITHIN_LAYERS
 
+    def make_encoder(self, name: str | None = None) -> "Encoder":
+        """Returns the encoder, which other kinds override (`models/encoders.py`)."""
+        return Bert(self, name=name)
+
 
 class Encoded(NamedTuple):
     """Output of the encoder.
@@ -152,6 +156,81 @@ class Encoded(NamedTuple):
 
     sequence: Float[Array, "batch length embed"]
     pooled: Float[Array, "batch embed"]
+
+
+class Encoder(nn.Module):
+    """What towers and readers need of an encoder.
+
+    An encoder of one's own defines `__call__` and `token_logits`, and makes parameters
+    with `models/layers.py`, which records how they are sharded.
+    """
+
+    config: BertConfig
+
+    def __call__(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Encoded:
+        """Encodes padded sequences.
+
+        Args:
+          ids: wordpieces, 0 where padded.
+          segment_ids: 0 or 1; arbitrary where padded.
+          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
+          packed_length: wordpieces of a row that two of the sequences may share, which
+            must fit it (`packing.fits`); None for a row for each. The states of padding
+            are then arbitrary.
+        """
+        raise NotImplementedError
+
+    def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
+        """Returns float32 logits of wordpieces, of the masked-LM head's features."""
+        raise NotImplementedError
+
+    def encode_positions(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        positions: Int[Array, "batch position"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Float[Array, "batch position embed"]:
+        """Returns the last hidden states of some positions.
+
+        Args:
+          ids: as in `__call__`.
+          segment_ids: as in `__call__`.
+          positions: the positions that are read.
+          deterministic: as in `__call__`.
+          packed_length: as in `__call__`.
+        """
+        encoded = self(ids, segment_ids, deterministic, packed_length)
+        return _at(positions, encoded.sequence)
+
+    def pooled(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Float[Array, "batch embed"]:
+        """Returns what stands for a whole sequence; arguments as `__call__`."""
+        return self(ids, segment_ids, deterministic, packed_length).pooled
+
+    def first(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Float[Array, "batch embed"]:
+        """Returns the last hidden state of [CLS]; arguments as `__call__`."""
+        first = jnp.zeros((len(ids), 1), jnp.int32)
+        x = self.encode_positions(ids, segment_ids, first, deterministic, packed_length)
+        return x[:, 0]
 
 
 class EncoderLayer(nn.Module):
@@ -228,10 +307,8 @@ class EncoderLayer(nn.Module):
         return layers.constrain(norm(x + branch), "batch", "length", "activation_embed")
 
 
-class Bert(nn.Module):
+class Bert(Encoder):
     """BERT's encoder."""
-
-    config: BertConfig
 
     def setup(self):
         """Creates embeddings, layers and pooler."""
@@ -262,15 +339,7 @@ class Bert(nn.Module):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Encoded:
-        """Encodes padded sequences.
-
-        Args:
-          ids: wordpieces, 0 where padded.
-          segment_ids: 0 or 1; arbitrary where padded.
-          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two of the sequences share, which must
-            fit it (`packing.fits`); None for a row for each. The states of padding are
-            then arbitrary.
+        """See `Encoder`.
 
         Raises:
           BadInputError: sequences are longer than `max_positions`.
@@ -295,16 +364,9 @@ class Bert(nn.Module):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Float[Array, "batch position embed"]:
-        """Returns the last hidden states of some positions.
+        """See `Encoder`; the last layer computes those positions alone.
 
-        The last layer computes those positions alone, which saves most of its work.
-
-        Args:
-          ids: as in `__call__`.
-          segment_ids: as in `__call__`.
-          positions: the positions that are read.
-          deterministic: as in `__call__`.
-          packed_length: as in `__call__`.
+        That saves most of its work.
 
         Raises:
           BadInputError: as in `__call__`.
@@ -331,18 +393,6 @@ class Bert(nn.Module):
     ) -> Float[Array, "batch embed"]:
         """Returns the output of the tanh pooler on [CLS]; arguments as `__call__`."""
         return self._pool(self.first(ids, segment_ids, deterministic, packed_length))
-
-    def first(
-        self,
-        ids: Int[Array, "batch length"],
-        segment_ids: Int[Array, "batch length"],
-        deterministic: bool = True,
-        packed_length: int | None = None,
-    ) -> Float[Array, "batch embed"]:
-        """Returns the last hidden state of [CLS]; arguments as `__call__`."""
-        first = jnp.zeros((len(ids), 1), jnp.int32)
-        x = self.encode_positions(ids, segment_ids, first, deterministic, packed_length)
-        return x[:, 0]
 
     def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
         """Returns float32 inner products with every token embedding."""

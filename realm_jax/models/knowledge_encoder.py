@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import layers
-from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import (
     MAX_SPAN,
     SPAN_EPSILON,
@@ -34,7 +34,7 @@ class KnowledgeEncoder(nn.Module):
     def setup(self):
         """Creates the encoder and its heads."""
         config, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.bert = Bert(config)
+        self.bert = config.make_encoder()
         self.head_dense = layers.Dense(
             features=(config.hidden_size,),
             kernel_axes=("embed", None),

@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax import ranges
 from realm_jax.errors import BadInputError
-from realm_jax.models import layers
-from realm_jax.models.bert import PAD_ID, Bert, BertConfig
+from realm_jax.models import encoders, layers
+from realm_jax.models.bert import PAD_ID, BertConfig
 
 QUERY_TOWER = "query_tower"
 """Key of the query tower's parameters, if there are two towers; all other parameters of
@@ -145,7 +145,7 @@ class RetrieverConfig:
         Those that a sentence encoder alone has are left out where it is none, as in
         the records of older versions.
         """
-        settings = dataclasses.asdict(self)
+        settings = dataclasses.asdict(self) | {"bert": encoders.recorded(self.bert)}
         for field in dataclasses.fields(self):
             value = settings[field.name]
             if field.name in OF_SENTENCE_ENCODERS and value == field.default:
@@ -197,7 +197,7 @@ class Tower(nn.Module):
     ) -> Float[Array, "batch embed"]:
         """Returns what a published sentence encoder takes for its embedding."""
         config = self.config
-        bert = Bert(config.bert, name="bert")
+        bert = config.bert.make_encoder(name="bert")
         arguments = (ids, segment_ids, deterministic, packed_length)
         match config.pooling:
             case "mean":

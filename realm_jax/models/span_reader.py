@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import layers
-from realm_jax.models.bert import PAD_ID, Bert, BertConfig
+from realm_jax.models.bert import PAD_ID, BertConfig
 
 MAX_SPAN = 10
 """Length of the longest span, in wordpieces."""
@@ -59,7 +59,7 @@ class SpanReader(nn.Module):
 
     def setup(self):
         """Creates the encoder and the scorer."""
-        self.bert = Bert(self.config)
+        self.bert = self.config.make_encoder()
         self.span_dense, self.span_norm, self.span_output = span_layers(
             self.config, self.layer_norm_epsilon
         )

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.models import encoders
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import (
@@ -334,10 +335,12 @@ def described_models(
       **numerics: `dtype` and `products` of `BertConfig`.
 
     Raises:
+      BadInputError: the encoder is of a kind that is not registered here.
       TypeError: a setting is missing, or unknown to this version.
     """
     towers = dict(described)
-    bert = functools.partial(BertConfig, **{**towers.pop("bert"), **numerics})
+    recorded = {**towers.pop("bert"), **numerics}
+    bert = functools.partial(encoders.from_record, recorded)
     models = ModelFactory(bert, functools.partial(RetrieverConfig, **towers), lengths)
     models.retriever_config(described["bert"]["vocab_size"])
     return models

@@ -25,6 +25,7 @@ from realm_jax.weights.bert_tensors import (
     flat_parameters,
     from_parameter,
     head_shapes,
+    require_bert,
     sources_of,
     untied,
 )
@@ -125,7 +126,8 @@ def save_config(
 
 
 def config_values(config: BertConfig) -> dict[str, Any]:
-    """Returns the fields of `config.json` that describe an encoder."""
+    """Returns the fields of `config.json` that describe BERT's encoder."""
+    require_bert(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

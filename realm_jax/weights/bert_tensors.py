@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.weights.tensors import Tensor
 
@@ -114,8 +115,23 @@ def untied(tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> list[str]:
     ]
 
 
+def require_bert(config: BertConfig) -> None:
+    """Requires the encoder that published weights are for.
+
+    Raises:
+      BadInputError: it is one of the user's own (`models/encoders.py`).
+    """
+    if type(config) is not BertConfig:
+        raise BadInputError(
+            "expected BERT's encoder, which published weights are for, got that of "
+            f"{type(config).__qualname__}; start without weights or from a stage that "
+            "trained it, and use what was trained with realm_jax.load"
+        )
+
+
 def encoder_tensors(params: PyTree, config: BertConfig) -> dict[str, np.ndarray]:
-    """Returns the tensors of an encoder, by the names of a BertModel."""
+    """Returns the tensors of BERT's encoder, by the names of a BertModel."""
+    require_bert(config)
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     tensors = {}
     for name, value in flat.items():
@@ -127,7 +143,8 @@ def encoder_tensors(params: PyTree, config: BertConfig) -> dict[str, np.ndarray]
 
 
 def expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter of `Bert` by its path."""
+    """Returns the shape of each parameter of BERT's encoder by its path."""
+    require_bert(config)
     ids = jax.ShapeDtypeStruct((1, 2), np.int32)
     variables = jax.eval_shape(Bert(config).init, jax.random.key(0), ids, ids)
     flat = flax.traverse_util.flatten_dict(variables["params"], sep="/")
