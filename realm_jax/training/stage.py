@@ -303,8 +303,13 @@ class Stage(StageParts[ReaderT]):
 
     def make_step(self, loss: Loss) -> Step:
         """Returns the jitted update of `state`."""
-        skip = self.config.skip_nonfinite_updates > 0
-        return make_step(loss, self._optimizer, self._frozen, skip_nonfinite=skip)
+        return make_step(
+            loss,
+            self._optimizer,
+            self._frozen,
+            skip_nonfinite=self.config.skip_nonfinite_updates > 0,
+            in_two=self.mesh.devices.flat[0].platform == "cpu",
+        )
 
     def save(self, more_details: CheckpointDetails = dict) -> None:
         """Saves the state as a checkpoint.

@@ -97,6 +97,7 @@ def make_step(
     optimizer: optax.GradientTransformation,
     frozen: tuple[str, ...] = (),
     skip_nonfinite: bool = False,
+    in_two: bool = False,
 ) -> Step:
     """Returns the jitted step(state, inputs) -> state, metrics.
 
@@ -109,21 +110,36 @@ def make_step(
       skip_nonfinite: whether an update whose loss or gradient is not finite leaves
         parameters and optimizer state as they are. It is counted as a step, and its
         metrics are left out of the means, but for `SKIPPED_UPDATES`.
+      in_two: whether gradient and update are programs of their own. On a CPU each call
+        of a program asks for its scratch memory anew, and the kernel zeroes what is
+        larger than the allocator keeps (docs/benchmarks.md, "The allocator"). The step
+        then has no `lower`, and an index in the state is not donated.
     """
 
     def of_trained(params: PyTree, state: TrainState, inputs: Any):
         return loss.of_update(stop_gradient(params, frozen), state, inputs)
 
-    def step(state: TrainState, inputs: Any) -> tuple[TrainState, means_lib.Means]:
-        gradient, (metrics, index) = jax.grad(of_trained, has_aux=True)(
-            state.params, state, inputs
-        )
+    def differentiate(state: TrainState, inputs: Any) -> tuple[PyTree, Any]:
+        return jax.grad(of_trained, has_aux=True)(state.params, state, inputs)
+
+    def update(
+        state: TrainState, gradient: PyTree, metrics: means_lib.Means
+    ) -> tuple[TrainState, means_lib.Means]:
         updated, metrics = apply_gradient(state, gradient, metrics, optimizer)
         if skip_nonfinite:
-            updated, metrics = _unless_nonfinite(updated, metrics, state)
+            return _unless_nonfinite(updated, metrics, state)
+        return updated, metrics
+
+    def step(state: TrainState, inputs: Any) -> tuple[TrainState, means_lib.Means]:
+        gradient, (metrics, index) = differentiate(state, inputs)
+        updated, metrics = update(state.replace(index=None), gradient, metrics)
         return updated.replace(index=index), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    if not in_two:
+        return jax.jit(step, donate_argnums=0)
+    differentiate = jax.jit(differentiate)
+    update = jax.jit(update, donate_argnums=0)
+    return step
 
 
 def step_key(state: TrainState) -> jax.Array:
