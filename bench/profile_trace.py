@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from realm_jax.errors import BadInputError
 from realm_jax.training.step_timing import Part
 
-# The name XLA gives to the program of `training.step.make_step`.
-_UPDATE = "jit_step"
+# The programs of `training.step.make_step`, as XLA names them; on a CPU the last two.
+_UPDATE = ("jit_step", "jit_differentiate", "jit_update")
 MARK = "bench.pipeline"
 BATCH, CANDIDATES, PLACING, METRICS = "batch", "candidates", "placing", "metrics"
 OTHER = "other"
@@ -60,18 +60,18 @@ class Share(NamedTuple):
     idle: float
 
 
-def read_trace(path: pathlib.Path, update: str = _UPDATE) -> Trace:
+def read_trace(path: pathlib.Path, update: Sequence[str] = _UPDATE) -> Trace:
     """Reads a profile with two marks.
 
     Args:
       path: an .xplane.pb file.
-      update: name of the program of an update.
+      update: names of the programs of an update.
 
     Raises:
       BadInputError: it has no marks, or no update between them.
     """
     profile = jax.profiler.ProfileData.from_file(str(path))
-    runs: dict[int, Interval] = {}
+    runs: dict[tuple[Any, Any], Interval] = {}
     marks, activities = [], []
     for line in (line for plane in profile.planes for line in plane.lines):
         of_line = []
@@ -81,9 +81,10 @@ def read_trace(path: pathlib.Path, update: str = _UPDATE) -> Trace:
                 of_line.append(here._replace(name=event.name))
                 continue
             stats = dict(event.stats)
-            if stats.get("hlo_module") == update:
-                run = runs.setdefault(stats["run_id"], here)
-                runs[stats["run_id"]] = Interval(
+            if (program := stats.get("hlo_module")) in update:
+                execution = program, stats["run_id"]
+                run = runs.setdefault(execution, here)
+                runs[execution] = Interval(
                     min(run.start, here.start), max(run.end, here.end)
                 )
         # Other threads have parts too, such as that of a search ahead.
@@ -98,8 +99,8 @@ def read_trace(path: pathlib.Path, update: str = _UPDATE) -> Trace:
     executions = _within(window, runs.values())
     if not executions:
         raise BadInputError(
-            f"expected executions of {update} in {path}, got none; name the program "
-            "of an update"
+            f"expected executions of {', '.join(update)} in {path}, got none; name the "
+            "programs of an update"
         )
     inner = [each for each in activities if each.name != MARK]
     return Trace(window, executions, _within(window, inner))

@@ -76,7 +76,7 @@ def test_a_profile_says_when_the_update_executed(profile):
 def test_a_profile_without_marks_or_updates_is_refused(profile, tmp_path):
     path, _ = profile
     with pytest.raises(BadInputError, match="executions of jit_other_name"):
-        profile_trace.read_trace(path, "jit_other_name")
+        profile_trace.read_trace(path, ["jit_other_name"])
     jax.profiler.start_trace(str(tmp_path))
     jax.profiler.stop_trace()
     [empty] = tmp_path.rglob("*.xplane.pb")
