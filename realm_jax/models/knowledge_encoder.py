@@ -66,7 +66,7 @@ class KnowledgeEncoder(nn.Module):
           mask_positions: positions to predict; leading axes broadcast against those of
             `joined_ids`, so that `[batch, 1, mask]` applies to all candidates.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two sequences share; see `Bert`.
+          packed_length: wordpieces of a row that two sequences share; see `Encoder`.
         """
         ids = joined_ids.reshape(-1, joined_ids.shape[-1])
         segments = segment_ids.reshape(ids.shape)

@@ -297,7 +297,7 @@ class Retriever(nn.Module):
           ids: wordpieces, 0 where padded.
           segment_ids: 0 for the title, 1 for the body.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two documents share; see `Bert`.
+          packed_length: wordpieces of a row that two documents share; see `Encoder`.
         """
         tower = self.tower if self.config.shared else self.document_tower
         if prefix := self.config.document_prefix:

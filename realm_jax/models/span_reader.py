@@ -77,7 +77,7 @@ class SpanReader(nn.Module):
           joined_ids: `[CLS] question [SEP] body [SEP]`, 0 where padded.
           segment_ids: 0 for the question, 1 for the body.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two sequences share; see `Bert`.
+          packed_length: wordpieces of a row that two sequences share; see `Encoder`.
         """
         leading, length = joined_ids.shape[:-1], joined_ids.shape[-1]
         ids = joined_ids.reshape(-1, length)

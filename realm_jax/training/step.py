@@ -137,8 +137,8 @@ def make_step(
 
     if not in_two:
         return jax.jit(step, donate_argnums=0)
-    differentiate = jax.jit(differentiate)
-    update = jax.jit(update, donate_argnums=0)
+    # By these names `step` calls them from now on.
+    differentiate, update = jax.jit(differentiate), jax.jit(update, donate_argnums=0)
     return step
 
 
