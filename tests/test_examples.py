@@ -99,6 +99,14 @@ def test_own_encoder():
     assert own == "SharedLayersConfig: 13.7 M parameters"
 
 
+def test_own_objective():
+    """A stage trains with it in `tests/training/test_own_objective.py`."""
+    retrieval, gradient = run("own_objective.py")
+    assert retrieval == "p(z|x)    +0.60 +0.30 +0.10"
+    # The reader needs the third document, which the retriever hardly trusts.
+    assert gradient == "gradient  +0.60 +0.30 -0.90"
+
+
 def test_own_searcher(model_dir, world):
     question = "kise posa feso fedi"
     found, answer = run("own_searcher.py", model_dir, world.corpus, question)

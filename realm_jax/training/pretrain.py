@@ -27,6 +27,7 @@ from realm_jax.index.searchers import (
 from realm_jax.index.source import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
+from realm_jax.objectives import pretraining
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.retrieval import Normalization
 from realm_jax.stages import PRETRAIN, StageSpec
@@ -95,6 +96,8 @@ class PretrainConfig(StageConfig):
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
       normalization: of p(z|x) in the loss: over the "candidates" of a sentence (the
         paper) or over the whole "batch"; see `objectives/retrieval.py`.
+      objective: "marginal_likelihood" (the paper), or one that a module of yours
+        registers; see `objectives/pretraining.py`.
       questions: JSON lines of held-out questions for recall@5, or "".
       questions_split: the split of the questions that is searched.
       held_out_examples: number of masked sentences of the validation split that are
@@ -126,6 +129,7 @@ class PretrainConfig(StageConfig):
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     marginalization: str = "per_span"
     normalization: str = "candidates"
+    objective: str = pretraining.MARGINAL_LIKELIHOOD
     questions: str = ""
     questions_split: str = "dev"
     held_out_examples: int = 256
@@ -160,6 +164,7 @@ class PretrainConfig(StageConfig):
         self._require_exact_index()
         require_one_of("marginalization", self.marginalization, Marginalization)
         require_one_of("normalization", self.normalization, Normalization)
+        pretraining.registered(self.objective)
         if self.num_candidates < 2 + self.own_block:
             raise BadInputError(
                 f"expected NUM_CANDIDATES of at least {2 + self.own_block} (the null "
@@ -285,6 +290,7 @@ def make_loss(
         Normalization(config.normalization),
         config.microbatches,
         packing,
+        pretraining.registered(config.objective),
     )
     if config.searcher != "device":
         return loss

@@ -13,8 +13,9 @@ from realm_jax.data.layout import NULL_DOCUMENT_LENGTH
 from realm_jax.metrics.means import Means, mean_of, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.objectives import masked_lm, retrieval
+from realm_jax.objectives import masked_lm, pretraining, retrieval
 from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.objectives.pretraining import Evidence, Objective
 from realm_jax.objectives.retrieval import Normalization
 from realm_jax.training.model_calls import run_model, split_key
 from realm_jax.training.packed_updates import (
@@ -45,7 +46,7 @@ class PretrainInputs:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainLoss(Loss):
-    """-log p(y|x), marginalised over the candidates (REALM, section 3).
+    """An objective of masked sentences and their candidates (REALM, section 3).
 
     Queries and all candidates are embedded in the step, with live parameters, so that
     gradients reach both towers; the index only chose the candidates. With a frozen
@@ -60,6 +61,7 @@ class PretrainLoss(Loss):
       microbatches: see `model_calls.py`.
       packing: lengths of rows that two candidates share, where all fit; None to pack
         none. The null document is never packed.
+      objective: what is minimised; -log p(y|x), marginalised over the candidates.
     """
 
     retriever: Retriever
@@ -68,6 +70,7 @@ class PretrainLoss(Loss):
     normalization: Normalization = Normalization.CANDIDATES
     microbatches: int = 1
     packing: PackedLengths | None = None
+    objective: Objective = pretraining.marginal_likelihood
 
     def __call__(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array
@@ -103,11 +106,9 @@ class PretrainLoss(Loss):
         inputs: PretrainInputs,
         key: jax.Array,
     ) -> tuple[Array, tuple[Means, Float[Array, "batch candidate projection"]]]:
-        likelihood, log_retrieval, (queries, documents) = self._forward(
-            packing, params, inputs, key
-        )
+        evidence = self._forward(packing, params, inputs, key)
+        likelihood, log_retrieval = evidence.likelihood, evidence.log_retrieval
         weights, count = likelihood.weights, likelihood.weights.sum()
-        loss = likelihood.loss_total / jnp.maximum(likelihood.loss_count, 1.0)
 
         def per_example(values):
             return mean_of((values * weights).sum(), count)
@@ -115,15 +116,16 @@ class PretrainLoss(Loss):
         of_batch = {}
         if self.normalization is Normalization.BATCH:
             log_share = retrieval.log_share_of_batch(
-                queries,
-                documents,
-                inputs.candidates.block_ids,
-                inputs.batch.source_block,
-                inputs.candidates.valid,
+                evidence.query_embeddings,
+                evidence.document_embeddings,
+                evidence.block_ids,
+                evidence.source_block,
+                evidence.valid,
             )
-            loss -= (log_share * weights).sum() / jnp.maximum(count, 1.0)
+            evidence = evidence.replace(log_share=log_share)
             of_batch = {"share_of_batch": per_example(jnp.exp(log_share))}
 
+        loss, of_objective = self.objective(evidence)
         entropy = -jnp.where(
             inputs.candidates.valid, jnp.exp(log_retrieval) * log_retrieval, 0.0
         ).sum(axis=-1)
@@ -136,15 +138,16 @@ class PretrainLoss(Loss):
             "retrieval_entropy": per_example(entropy),
             "padding_share": self._padding_share(packing, inputs),
             **of_batch,
+            **{name: mean_of(*sums) for name, sums in of_objective.items()},
         }
-        return loss, (metrics, documents)
+        return loss, (metrics, evidence.document_embeddings)
 
     def likelihood(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
     ) -> tuple[masked_lm.MaskedLikelihood, Array]:
         """Returns the likelihoods and log p(z|x); a `key` of None disables dropout."""
-        likelihood, log_retrieval, _ = self._forward(UNPACKED, params, inputs, key)
-        return likelihood, log_retrieval
+        evidence = self._forward(UNPACKED, params, inputs, key)
+        return evidence.likelihood, evidence.log_retrieval
 
     def _padding_share(self, lengths: PackedLengths, inputs: PretrainInputs) -> Average:
         """Returns the share of padding among the positions that models compute."""
@@ -160,7 +163,7 @@ class PretrainLoss(Loss):
         params: PyTree,
         inputs: PretrainInputs,
         key: jax.Array | None,
-    ) -> tuple[masked_lm.MaskedLikelihood, Array, tuple[Array, Array]]:
+    ) -> Evidence:
         batch, candidates = inputs.batch, inputs.candidates
         queries, documents, reading = split_key(key, 3)
         document_embeddings = inputs.embeddings
@@ -200,7 +203,18 @@ class PretrainLoss(Loss):
         likelihood = masked_lm.marginal_likelihood(
             log_retrieval, log_tokens, batch.mask_weights, self.marginalization
         )
-        return likelihood, log_retrieval, (query_embeddings, document_embeddings)
+        return Evidence(
+            likelihood=likelihood,
+            log_retrieval=log_retrieval,
+            log_share=jnp.zeros_like(likelihood.weights),
+            log_tokens=log_tokens,
+            mask_weights=batch.mask_weights,
+            query_embeddings=query_embeddings,
+            document_embeddings=document_embeddings,
+            block_ids=candidates.block_ids,
+            source_block=batch.source_block,
+            valid=candidates.valid,
+        )
 
     def _for_candidates(
         self,

@@ -1,0 +1,105 @@
+"""Objectives of pre-training, by the names that `PretrainConfig.objective` takes.
+
+REALM's marginal likelihood is built in. One of your own is a pure function that is
+registered where it is defined; see `examples/own_objective.py`. A run that trains with
+it imports that module first (`--import_module` of a command).
+"""
+
+from collections.abc import Callable, Mapping
+
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from realm_jax.errors import BadInputError
+from realm_jax.objectives.masked_lm import MaskedLikelihood
+from realm_jax.types import Array
+
+
+@flax.struct.dataclass
+class Evidence:
+    """What the models say of a batch of masked sentences and their candidates.
+
+    Candidate 0 is the null document. Gradients reach both towers through the embeddings
+    and `log_retrieval`, and the reader through `log_tokens`.
+
+    Attributes:
+      likelihood: of the masked spans, by candidate and marginalised over them.
+      log_retrieval: log p(z|x) over the candidates of a sentence.
+      log_share: what to add to it for p(z|x) over the batch; 0 where `normalization` is
+        "candidates" (`retrieval.log_share_of_batch`).
+      log_tokens: log p(token|z,x) of each masked wordpiece.
+      mask_weights: 1.0 for a scored mask, 0.0 for padding.
+      query_embeddings: of the sentences.
+      document_embeddings: of the candidates.
+      block_ids: block of each candidate, -1 for the null document.
+      source_block: the block that a sentence was taken from, -1 if none.
+      valid: False for an empty slot, whose log p(z|x) is -inf.
+    """
+
+    likelihood: MaskedLikelihood
+    log_retrieval: Float[Array, "batch candidate"]
+    log_share: Float[Array, " batch"]
+    log_tokens: Float[Array, "batch candidate mask"]
+    mask_weights: Float[Array, "batch mask"]
+    query_embeddings: Float[Array, "batch projection"]
+    document_embeddings: Float[Array, "batch candidate projection"]
+    block_ids: Int[Array, "batch candidate"]
+    source_block: Int[Array, " batch"]
+    valid: Bool[Array, "batch candidate"]
+
+
+Objective = Callable[
+    [Evidence], tuple[Float[Array, ""], Mapping[str, tuple[Array, Array]]]
+]
+"""Maps the evidence to a scalar to minimise, and to further metrics as (sum, count)."""
+
+MARGINAL_LIKELIHOOD = "marginal_likelihood"
+
+
+def marginal_likelihood(
+    evidence: Evidence,
+) -> tuple[Float[Array, ""], Mapping[str, tuple[Array, Array]]]:
+    """Computes the mean of -log p(y|x) (REALM, equation 1)."""
+    likelihood = evidence.likelihood
+    weights = likelihood.weights
+    loss = likelihood.loss_total / jnp.maximum(likelihood.loss_count, 1.0)
+    share = (evidence.log_share * weights).sum() / jnp.maximum(weights.sum(), 1.0)
+    return loss - share, {}
+
+
+_OBJECTIVES: dict[str, Objective] = {MARGINAL_LIKELIHOOD: marginal_likelihood}
+
+
+def register_objective(name: str) -> Callable[[Objective], Objective]:
+    """Returns a decorator that registers an objective under a name of its own.
+
+    The same one may be registered again, as a module that is reloaded does.
+    """
+
+    def register(objective: Objective) -> Objective:
+        place, taken = _place(objective), _place(_OBJECTIVES.get(name, objective))
+        if place != taken:
+            raise BadInputError(
+                f"expected a new name for the objective {place}, got {name!r}, which "
+                f"is that of {taken}; choose another"
+            )
+        _OBJECTIVES[name] = objective
+        return objective
+
+    return register
+
+
+def registered(name: str) -> Objective:
+    """Returns the objective that has a name."""
+    if name not in _OBJECTIVES:
+        raise BadInputError(
+            f"expected an objective among {', '.join(sorted(_OBJECTIVES))}, got "
+            f"{name!r}; import the module that defines it first "
+            "(--import_module=MODULE of a command)"
+        )
+    return _OBJECTIVES[name]
+
+
+def _place(objective: Objective) -> str:
+    return f"{objective.__module__}.{getattr(objective, '__qualname__', objective)}"

@@ -1,0 +1,85 @@
+"""An objective of one's own is chosen by name, and stages train with it."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from examples.own_objective import perplexity_distillation
+from realm_jax.metrics import means
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.objectives import pretraining
+from realm_jax.objectives.pretraining import register_objective, registered
+from realm_jax.training import pretrain
+from realm_jax.training.pretrain_loss import PretrainLoss
+from tests import tiny_world as tiny
+from tests.refused import refused
+from tests.training.loss_twins import KEY, make, pretrain_inputs, twin_of_pretrain
+
+
+@pytest.fixture(autouse=True)
+def _of_this_test(monkeypatch):
+    monkeypatch.setattr(pretraining, "_OBJECTIVES", dict(pretraining._OBJECTIVES))
+
+
+def test_the_example_equals_its_twin_and_the_reader_does_not_learn_to_agree(corpus):
+    """Both terms by a loop in float64, one sentence at a time."""
+    retriever, reader, params = make(corpus, KnowledgeEncoder)
+    inputs = pretrain_inputs(corpus)
+    loss = PretrainLoss(retriever, reader, objective=perplexity_distillation)
+    value, found = jax.jit(loss)(params, inputs, KEY)
+    divergences, surprises = [], []
+    for retrieval, tokens in twin_of_pretrain(retriever, reader, params, inputs):
+        if not tokens[0]:
+            continue
+        spans = [math.prod(row) for row in tokens]
+        teacher = [span / sum(spans) for span in spans]
+        divergences.append(
+            sum(q * math.log(q / p) for q, p in zip(teacher, retrieval, strict=True))
+        )
+        marginal = sum(p * span for p, span in zip(retrieval, spans, strict=True))
+        surprises.append(-math.log(marginal))
+    divergence = np.mean(divergences)
+    assert float(value) == pytest.approx(divergence + np.mean(surprises), rel=1e-4)
+    measured = means.compute(found)
+    assert measured["distillation"] == pytest.approx(divergence, rel=1e-3)
+    assert measured["loss"] == pytest.approx(float(value), rel=1e-5)
+
+    def gradient(objective):
+        one = PretrainLoss(retriever, reader, objective=objective)
+        return jax.jit(jax.grad(lambda p, x: one(p, x, KEY)[0]))(params, inputs)
+
+    own = gradient(perplexity_distillation)
+    paper = gradient(pretraining.marginal_likelihood)
+    assert_close(own["reader"], paper["reader"])
+    with pytest.raises(AssertionError):
+        assert_close(own["retriever"], paper["retriever"])
+
+
+def assert_close(one, two):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_trains_with_it_and_logs_its_metric(tmp_path):
+    register_objective("perplexity_distillation")(perplexity_distillation)
+    world = tiny.make(tmp_path / "world")
+    config = tiny.pretrain_config(
+        world, tmp_path / "run", objective="perplexity_distillation"
+    )
+    assert pretrain.run(config, tiny.silent, tiny.NEVER)
+    lines = list(read_metrics(config.model_dir))
+    assert all(line["distillation"] > 0 for line in lines)
+
+
+def test_unknown_and_taken_names_are_refused():
+    with refused("expected an objective among marginal_likelihood.*'mine'"):
+        registered("mine")
+    with refused("a new name for the objective .*'marginal_likelihood'"):
+        register_objective("marginal_likelihood")(perplexity_distillation)
+    # As a module that is reloaded does.
+    for _ in range(2):
+        register_objective("distilled")(perplexity_distillation)
+    assert registered("distilled") is perplexity_distillation
