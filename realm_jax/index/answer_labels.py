@@ -62,13 +62,10 @@ class AnswerLabels:
     def __init__(
         self, store: TextStore, max_span: int, most_cached: int = _MOST_CACHED
     ):
-        """Prepares to find answers.
+        """`max_span` is the length of the reader's longest span, in wordpieces.
 
-        Args:
-          store: the corpus.
-          max_span: length of the reader's longest span, in wordpieces.
-          most_cached: number of judgements by patterns that are cached, at most; those
-            of one question always are.
+        At most `most_cached` judgements by patterns are cached, and always those of one
+        question.
         """
         self._store = store
         self._max_span = max_span
@@ -81,12 +78,7 @@ class AnswerLabels:
     def blocks(
         self, questions: QuestionBatch, block_ids: Int[Array, "batch neighbour"]
     ) -> Bool[np.ndarray, "batch neighbour"]:
-        """Marks the blocks with an answer in their body.
-
-        Args:
-          questions: a batch of questions.
-          block_ids: the blocks retrieved for each; -1 where nothing was found.
-        """
+        """Marks the retrieved blocks with an answer in their body; id -1 has none."""
         block_ids = np.asarray(block_ids)
         answer_ids = np.asarray(questions.answer_ids)
         rows = zip(answer_ids, _texts_by_row(questions), block_ids, strict=True)
@@ -102,14 +94,7 @@ class AnswerLabels:
         """Marks the spans that are an answer, numbered as in `models.span_reader`.
 
         They begin and end with a word of the text, as those that are given as answers
-        (`answering/reader.py`).
-
-        Args:
-          questions: a batch of questions.
-          candidates: the blocks that are read, joined with the questions.
-
-        Raises:
-          BadInputError: a block's text does not match its stored wordpieces.
+        (`answering/reader.py`). The candidates are joined with the questions.
         """
         joined_ids = np.asarray(candidates.joined_ids)
         answer_ids = np.asarray(questions.answer_ids)
@@ -215,16 +200,9 @@ class AnswerLabels:
     ) -> Bool[np.ndarray, "joined width"]:
         """Marks the spans of one body that are an answer, and begin and end a word.
 
-        Args:
-          found: the spans with the wordpieces of a text answer.
-          texts: the normalised answers, "" for one that wordpieces decide.
-          patterns: the answers that are patterns.
-          body: the block's body.
-          joined_ids: the body behind the question, perhaps cut off.
-          segment_ids: 1 for the body and the [SEP] behind it.
-
-        Raises:
-          BadInputError: the text does not match the wordpieces.
+        `found` are the spans with the wordpieces of a text answer, `texts` the
+        normalised answers, "" for one that wordpieces decide. Segments are 1 for the
+        body, perhaps cut off, and the [SEP] behind it.
         """
         start = int(np.argmax(segment_ids))
         length = int(segment_ids.sum()) - 1  # Without [SEP].
@@ -266,9 +244,7 @@ class _Body(NamedTuple):
 def _any_in_text(answers: Collection[str], body: str) -> bool:
     """Returns whether a body that has the wordpieces of answers has their text, too.
 
-    Args:
-      answers: normalised.
-      body: the text.
+    The answers are normalised.
     """
     # Wordpieces of such texts lack nothing.
     if body.isascii() and any(map(str.isascii, answers)):

@@ -40,14 +40,7 @@ def create_array(
 ) -> tensorstore.TensorStore:
     """Creates an array, or opens the one created by another host or before a crash.
 
-    Args:
-      store: the store.
-      folder: folder of the array in the store.
-      record: shape and dtype; rows are the first axis.
-      chunk_rows: rows per chunk (a file); None chooses chunks of about 4 MiB.
-
-    Raises:
-      BadInputError: it cannot be written, or another array exists there.
+    Rows are the first axis; without `chunk_rows`, a chunk (a file) has about 4 MiB.
     """
     row_bytes = math.prod(record.shape[1:]) * np.dtype(record.dtype).itemsize
     if chunk_rows is None:
@@ -85,11 +78,7 @@ def write_rows(
     start: int,
     rows: np.ndarray,
 ) -> None:
-    """Writes rows beginning at `start`; they are durable when it returns.
-
-    Raises:
-      BadInputError: the array cannot be written, for example on a full disk.
-    """
+    """Writes rows beginning at `start`; they are durable when it returns."""
     with _clear_errors(store.url(folder), rows.nbytes):
         array[start : start + len(rows)].write(rows).result()
 
@@ -99,8 +88,7 @@ def read_rows(
 ) -> np.ndarray:
     """Returns rows [start, stop) of an array.
 
-    Raises:
-      ValueError: a chunk is missing or damaged, or the array does not match `record`.
+    A missing or damaged chunk, and an array unlike `record`, is a ValueError.
     """
     with _value_errors():
         array = tensorstore.open(_spec(store, folder), open=True).result()

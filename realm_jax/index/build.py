@@ -59,9 +59,7 @@ def beginnings_as_queries(
 ) -> Int[np.ndarray, "query length"]:
     """Returns the beginnings of blocks, spread over the corpus, as ids of queries.
 
-    Args:
-      blocks: the corpus.
-      num_queries: their number; at most that of the blocks.
+    There are at most as many as blocks.
     """
     num_queries = min(num_queries, blocks.num_blocks)
     spread = np.linspace(0, blocks.num_blocks - 1, num_queries)
@@ -77,13 +75,7 @@ def beginnings_as_queries(
 def index_layouts(
     blocks: BlockStore, retriever: RetrieverConfig, embed: EmbedConfig
 ) -> dict[str, ArrayLayout]:
-    """Returns the arrays of an index, by name.
-
-    Args:
-      blocks: the corpus.
-      retriever: configuration of the towers.
-      embed: configuration of the embedding.
-    """
+    """Returns the arrays of an index, by name."""
     shape, hashes = (
         (blocks.num_blocks, retriever.projection_size),
         blocks.content_hashes,
@@ -95,7 +87,7 @@ def index_layouts(
 
 
 class IndexBuild:
-    """One attempt at one index.
+    """One attempt at one index; `known` rows need not be embedded again.
 
     Attributes:
       num_own: number of blocks that this process embeds.
@@ -112,16 +104,6 @@ class IndexBuild:
         embed: EmbedConfig,
         known: KnownRows | None = None,
     ):
-        """Prepares the attempt.
-
-        Args:
-          retriever: the retriever that embeds the blocks.
-          blocks: the corpus.
-          series: the series of index snapshots.
-          writer: writer of the attempt.
-          embed: configuration of the embedding.
-          known: rows that need not be embedded again.
-        """
         self._step = retriever.step
         # Placed once: a host array would be copied again with every batch.
         self._params: PyTree = place_locally(retriever.params)
@@ -146,7 +128,6 @@ class IndexBuild:
         Raises:
           DivergedRetrieverError: embeddings are not finite.
           MissingAttemptError: another has deleted the attempt.
-          BadInputError: they cannot be written, for example on a full disk.
         """
         for name, layout in self._layouts.items():
             self._writer.create_array(name, *layout)
@@ -217,10 +198,7 @@ class IndexBuild:
         return np.empty((0, self._record.shape[1]), np.float32)
 
     def verify_sample(self, num_sampled: int) -> None:
-        """Reads rows back and compares them with a second embedding of their blocks.
-
-        Args:
-          num_sampled: number of rows, spread over the corpus.
+        """Compares rows, evenly spread, with another embedding of their blocks.
 
         Raises:
           DamagedSnapshotError: they differ; the attempt is deleted.

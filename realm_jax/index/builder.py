@@ -129,12 +129,8 @@ def build_once(
     already committed is returned, also if another builder commits it during the call.
 
     Args:
-      retriever: the retriever that embeds the blocks.
-      blocks: the corpus.
       store: the model directory.
-      config: lengths and sizes.
       stop: when set, the call ends after the current shard and returns None.
-      on_progress: called after every shard.
       is_superseded: returns whether no job will search this index; called after every
         shard, it ends the call in the same way as `stop`.
       require_wanted: raises an error if the index must not be committed any more;
@@ -146,7 +142,6 @@ def build_once(
       DamagedSnapshotError: the written rows differ from the computed ones.
       LowRecallError: ScaNN's recall is too low; the attempt is deleted.
       AlreadyCommittedError: the step has the index of another retriever.
-      BadInputError: the disk is full.
     """
     check_reads(retriever, blocks, config.embed.document_length)
     step, corpus = retriever.step, blocks.fingerprint
@@ -296,18 +291,6 @@ class IndexBuilder:
         config: BuilderConfig,
         on_progress: OnProgress | None = None,
     ):
-        """Prepares the job; see `run`.
-
-        Args:
-          store: the model directory.
-          blocks: the corpus to index.
-          config: lengths, sizes and waiting times.
-          on_progress: called after every shard.
-
-        Raises:
-          BadInputError: ScaNN is requested but not installed. Later this would be taken
-            for a fault of the retriever, and the builder would wait for the next one.
-        """
         if config.scann is not None:
             require_extra("scann", SCANN_PURPOSE)
         self._store = store
@@ -326,21 +309,14 @@ class IndexBuilder:
         self._refused: dict[int, str] = {}
 
     def run(self, stop: threading.Event) -> bool:
-        """Builds indexes until the trainer has finished, or `stop`.
+        """Builds indexes until the trainer has finished, which it returns, or `stop`.
 
         When stopped, it finishes the current shard and leaves the rest to be resumed. A
         damaged or diverged retriever is refused once, and the next one is awaited. A
         trainer that failed or fell silent may be started again and need a builder then,
         so this job must be started again, too.
 
-        Args:
-          stop: stops this process, and with it all processes of the job.
-
-        Returns:
-          Whether the trainer has finished.
-
         Raises:
-          BadInputError: no retriever of this trainer can be used, or the disk is full.
           NotReadyError: no trainer has been heard of within `wait_seconds`; or it has
             failed, or has been silent for `patience_seconds`, and no retriever is left.
         """
@@ -386,11 +362,7 @@ class IndexBuilder:
         return False
 
     def _trainer_end(self, trainer: JobStatus | None, silent_seconds: float) -> str:
-        """Returns how the trainer has ended, in words; "" if it is at work.
-
-        Raises:
-          NotReadyError: none has been heard of for too long.
-        """
+        """Returns how the trainer has ended, in words; "" if it is at work."""
         if trainer is not None and trainer.state != "running":
             return trainer.state
         now, waited = time.monotonic(), self._config.wait_seconds

@@ -87,12 +87,7 @@ def place_rows(
 ) -> jax.Array:
     """Shards rows over all devices, padded with zeros; each process reads its own.
 
-    Args:
-      read: returns rows [start, stop), both within `num_rows`.
-      num_rows: number of rows.
-      row_shape: shape of a row.
-      dtype: dtype of the result.
-      mesh: the devices.
+    `read` returns rows [start, stop), both within `num_rows`.
     """
     like = rows_shape(num_rows, row_shape, dtype, mesh)
 
@@ -211,15 +206,10 @@ _quantize = jax.jit(quantize)
 
 
 def gather_rows(table: Any, block_ids: Int[Array, "*dims"], mesh: Mesh) -> Any:
-    """Gathers the rows of blocks from all devices.
+    """Gathers the rows of blocks, [*dims, ...], from all devices; zeros for id -1.
 
-    Args:
-      table: arrays sharded over the mesh, where row i is block i.
-      block_ids: ids of blocks; -1 gives zeros.
-      mesh: the devices.
-
-    Returns:
-      Arrays [*dims, ...] of int32, or of float32 where the table has floats.
+    Row i of the table, arrays sharded over the mesh, is block i. The result is int32,
+    or float32 where the table has floats.
     """
 
     def on_each_device(table: Any, block_ids: Array) -> Any:
@@ -256,19 +246,10 @@ def search(
 ) -> Neighbours:
     """Returns the k best blocks of each query; ties are ordered by id.
 
-    May be called inside a jitted function.
-
-    Args:
-      table: embeddings sharded over this mesh.
-      queries: one row per query, with any sharding.
-      k: number of neighbours.
-      mesh: the devices.
-      approximate: ranks a chunk by `approx_max_k`, which TPUs accelerate, with a recall
-        of 0.99; on other devices it is exact, but slower.
-
-    Returns:
-      Neighbours, the same on every device; ids -1 and scores -inf where there are fewer
-      than k blocks.
+    May be called inside a jitted function. The queries may have any sharding; the
+    result is the same on every device, with ids -1 and scores -inf where there are
+    fewer than k blocks. `approximate` ranks a chunk by `approx_max_k`, which TPUs
+    accelerate, with a recall of 0.99; on other devices it is exact, but slower.
     """
 
     def on_each_device(table: EmbeddingTable, queries: Array) -> tuple[Array, Array]:

@@ -57,14 +57,7 @@ class TokenTable:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentLayout:
-    """Lengths of the models' inputs, and the special wordpieces in them.
-
-    Attributes:
-      document: wordpieces of the embedder's input.
-      joined: wordpieces of the reader's input.
-      cls: id of [CLS].
-      sep: id of [SEP].
-    """
+    """Lengths of the embedder's and the reader's input, and ids of [CLS] and [SEP]."""
 
     document: int
     joined: int
@@ -78,13 +71,7 @@ class DocumentLayout:
 
 
 def place_tokens(store: BlockStore, layout: DocumentLayout, mesh: Mesh) -> TokenTable:
-    """Places the blocks of a corpus on the devices.
-
-    Args:
-      store: the corpus.
-      layout: lengths of the models' inputs, to which blocks are truncated.
-      mesh: the devices.
-    """
+    """Places the blocks of a corpus on the devices, cut to what the models read."""
     rows = _Rows(store, layout.document - 3, layout.joined)
     count, dtype = store.num_blocks, store.vocabulary.id_dtype
     return TokenTable(
@@ -99,14 +86,10 @@ def table_shapes(
 ) -> TokenTable:
     """Returns what `place_tokens` returns, as shapes.
 
-    Args:
-      num_blocks: number of blocks.
-      longest: wordpieces of the longest block, title and body; 0 for as many as the
-        embedder reads.
-      dtype: dtype of stored wordpieces.
-      layout: as of `place_tokens`. Blocks with more wordpieces than it reads of titles
-        and bodies may give a narrower table.
-      mesh: the devices.
+    `longest` is the wordpieces of the longest block, title and body, 0 for as many as
+    the embedder reads; `dtype` is that of stored wordpieces. Blocks with more
+    wordpieces than the layout has room for in titles and bodies may give a narrower
+    table.
     """
     longest_title = layout.document - 3
     width = min(longest or longest_title, longest_title + layout.joined)
@@ -167,13 +150,7 @@ def pretrain_candidates(
 ) -> Candidates:
     """Returns the candidates of masked sentences; see `candidates.pretrain_candidates`.
 
-    Args:
-      table: the blocks to which the neighbours' ids refer.
-      neighbours: best first.
-      batch: the masked sentences.
-      num_candidates: candidates per example, including the null document at position 0.
-      layout: lengths and special wordpieces.
-      mesh: the devices of the table.
+    The null document is always at position 0.
     """
     found = gather_rows(table, neighbours.ids, mesh)
     bodies = body_inputs(documents(found), layout.joined, jnp)

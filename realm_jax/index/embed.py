@@ -102,9 +102,7 @@ def query_embedder(
 ) -> Callable[[Any, Any], jax.Array]:
     """Returns the query tower of this configuration, jitted, without dropout.
 
-    Args:
-      config: configuration of the retriever.
-      mesh: mesh over which embeddings are sharded; None keeps JAX's choice.
+    Embeddings are sharded over the mesh; None keeps JAX's choice.
     """
     retriever = Retriever(config)
     by_row = mesh and NamedSharding(mesh, axes.partition_spec("batch"))
@@ -165,12 +163,8 @@ def embed_blocks(
 ) -> Float[np.ndarray, "block projection"]:
     """Returns the float32 embeddings of blocks, in the given order.
 
-    Args:
-      embed: a function from `document_embedder`.
-      params: its parameters; see `place_locally`.
-      store: the blocks.
-      block_ids: at least one; -1 is the null document.
-      config: lengths and sizes.
+    There is at least one; -1 is the null document. `embed` is from `document_embedder`,
+    its parameters from `place_locally`.
     """
     rows: list[np.ndarray] = []
     embeddings: list[np.ndarray] = []

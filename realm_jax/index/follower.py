@@ -38,6 +38,11 @@ class IndexFollower:
     At most one index is loaded ahead. Until it is taken no other one is loaded, so that
     memory holds at most two indexes; of the snapshots committed meanwhile, only the
     newest is loaded later.
+
+    The thread calls `load`, which verifies and loads a snapshot, as
+    `IndexSource.load_manifest`, and before it `check`, which refuses other unsuitable
+    snapshots by a MismatchedSnapshotError. Only steps after `newer_than`, that of the
+    index in use, are loaded.
     """
 
     def __init__(
@@ -49,17 +54,6 @@ class IndexFollower:
         poll_seconds: float = 1.0,
         newer_than: int = -1,
     ):
-        """Prepares the follower; `start` begins to poll.
-
-        Args:
-          series: the series of index snapshots.
-          load: verifies and loads a snapshot, as `IndexSource.load_manifest`; called
-            in the follower's thread.
-          check: refuses other unsuitable snapshots, by a MismatchedSnapshotError;
-            called in the follower's thread.
-          poll_seconds: polling interval in seconds.
-          newer_than: the step of the index in use; only later ones are loaded.
-        """
         self._series = series
         self._load = load
         self._check = check
@@ -131,10 +125,8 @@ class IndexFollower:
     def take(self) -> LoadedIndex | None:
         """Returns the index that waits, None if there is none. Does not block.
 
-        A collective call: all processes of a job get the same index, or none.
-
-        Raises:
-          Exception: the error that ended the thread, such as a failure of `load`.
+        A collective call: all processes of a job get the same index, or none. It raises
+        the error that ended the thread, such as a failure of `load`.
         """
         version = multihost.from_first(self._ready_everywhere())
         with self._changed:
@@ -169,7 +161,6 @@ class IndexFollower:
         Raises:
           NotReadyError: the timeout has passed, or the builder is gone.
           StoppedError: asked to stop.
-          Exception: as in `take`.
         """
         deadline = time.monotonic() + timeout_seconds
         looks_when_gone: int | None = None

@@ -67,18 +67,13 @@ class JobStatus:
 
 
 class Heartbeat:
-    """Writes the heartbeat of one job."""
+    """Writes the heartbeat of one job into its model directory.
+
+    One that differs from the last in the step alone does not replace it within
+    `every_seconds`: a bucket accepts about one write per second to an object.
+    """
 
     def __init__(self, store: Store, role: str, every_seconds: float = 0.0):
-        """Prepares the heartbeat, without writing anything yet.
-
-        Args:
-          store: the model directory.
-          role: the job's name.
-          every_seconds: age in seconds below which the last heartbeat is not replaced
-            by one that differs in the step only. A bucket accepts about one write per
-            second to an object.
-        """
         self._store = store
         self._role = role
         self._every_seconds = every_seconds
@@ -88,13 +83,7 @@ class Heartbeat:
         self._lock = threading.Lock()
 
     def beat(self, step: int, state: State = "running", **extra: Any) -> None:
-        """Writes the status of the job.
-
-        Args:
-          step: as in `JobStatus`.
-          state: as in `JobStatus`.
-          **extra: further JSON values.
-        """
+        """Writes the status of the job, with further JSON values; see `JobStatus`."""
         said = (state, extra)
         with self._lock:
             if said == self._last_said and self._age() < self._every_seconds:
@@ -103,12 +92,10 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def repeated(self, every_seconds: float) -> Iterator[None]:
-        """Repeats the last status from a thread, during calls that take long.
+        """Repeats the last status from a thread, every so many seconds.
 
-        It then says that the process lives, not that it gets any further.
-
-        Args:
-          every_seconds: age in seconds at which the last heartbeat is repeated.
+        For calls that take long. It then says that the process lives, not that it gets
+        any further.
         """
         ended = threading.Event()
         thread = threading.Thread(
@@ -189,7 +176,6 @@ class Listener:
     """
 
     def __init__(self, store: Store, role: str):
-        """Reads the job's last heartbeat."""
         self._store = store
         self._role = role
         self._first = self._read()

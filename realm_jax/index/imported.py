@@ -30,12 +30,10 @@ _SAMPLED = 16
 
 
 class ImportedIndex(NamedTuple):
-    """An index that was committed.
+    """An index that was committed, and how far a sample of its rows is off.
 
-    Attributes:
-      manifest: its manifest.
-      difference: of a sample of rows, the greatest distance to what the retriever makes
-        of their blocks, as a share of its length.
+    `difference` is the greatest distance to what the retriever makes of their blocks,
+    as a share of its length.
     """
 
     manifest: Manifest
@@ -58,19 +56,8 @@ def import_index(
     """Writes rows shard by shard, commits them, and verifies the snapshot.
 
     Only an index whose rows the document tower would make again is recorded as one of
-    that tower, so that rows of two encoders are never mixed.
-
-    Args:
-      store: the model directory.
-      corpus: the blocks, in the order of the rows.
-      retriever: the retriever that searches.
-      embed: how it embeds documents.
-      num_rows: number of rows.
-      read: reads some of them.
-
-    Raises:
-      BadInputError: there is another number of rows than of blocks, or they are not
-        finite.
+    that tower, so that rows of two encoders are never mixed. The blocks of the corpus
+    are in the order of the rows.
     """
     if num_rows != corpus.num_blocks:
         raise BadInputError(

@@ -122,11 +122,7 @@ class Manifest:
 
 
 def parse_manifest(data: bytes, url: str) -> Manifest:
-    """Returns the manifest in a commit object.
-
-    Args:
-      data: contents of the object.
-      url: address of the object, for messages.
+    """Returns the manifest in a commit object; `url` is for messages.
 
     Raises:
       DamagedSnapshotError: it is not a valid manifest of this format.
@@ -168,11 +164,7 @@ class Expectation:
     count: int | None = None
 
     def check(self, manifest: Manifest) -> None:
-        """Requires that a snapshot has these properties.
-
-        Raises:
-          MismatchedSnapshotError: it does not.
-        """
+        """Raises MismatchedSnapshotError unless a snapshot has these properties."""
         for name, expected in dataclasses.asdict(self).items():
             if expected is None:
                 continue

@@ -31,12 +31,6 @@ def own_candidates(
     The embedder's input is the whole block, as in the index. In the reader's input the
     body lacks the sentence. The slot is empty where the sentence has no block or is not
     found in it, and where the block contains nothing else.
-
-    Args:
-      store: the blocks.
-      batch: the masked sentences.
-      document_length: wordpieces of the embedder's input.
-      joined_length: wordpieces of the reader's input.
     """
     query_ids, source = np.asarray(batch.query_ids), np.asarray(batch.source_block)
     bodies = store.body_ids(source, joined_length + query_ids.shape[1])
@@ -68,15 +62,10 @@ def own_candidates(
 def without_sentence(
     body: Int[np.ndarray, " body"], sentence: Int[np.ndarray, " sentence"]
 ) -> Int[np.ndarray, " rest"]:
-    """Returns the body without any occurrence of the sentence.
+    """Returns the body without any occurrence of the sentence, whose -1 match anything.
 
-    Args:
-      body: wordpieces.
-      sentence: wordpieces; -1 matches any.
-
-    Returns:
-      The remaining wordpieces; none if the sentence does not occur, because the body
-      may contain it in another form.
+    It returns nothing if the sentence does not occur, because the body may contain it
+    in another form.
     """
     size = len(sentence)
     if not 0 < size <= len(body):

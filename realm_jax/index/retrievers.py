@@ -82,16 +82,11 @@ def publish_retriever(
 
     A run that resumes from a checkpoint repeats some steps, and may publish the same
     retriever again. The existing snapshot is then kept, because the builder may be
-    using it, and its manifest is returned.
-
-    Args:
-      store: the model directory.
-      retriever: the retriever to publish.
-      corpus_fingerprint: fingerprint of the corpus it is trained to search.
+    using it, and its manifest is returned. The fingerprint is that of the corpus it is
+    trained to search.
 
     Raises:
       AlreadyCommittedError: another retriever has that step.
-      BadInputError: the disk is full.
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     metadata = {
@@ -141,23 +136,14 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
 
 
 def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
-    """Writes a parameter tree to a snapshot, as one safetensors file.
-
-    Args:
-      writer: writer of the snapshot.
-      params: nested dictionaries of arrays.
-    """
+    """Writes a parameter tree, nested dictionaries, as one safetensors file."""
     flat = flax.traverse_util.flatten_dict(dict(params), sep="/")
     arrays = {k: np.asarray(v, order="C") for k, v in jax.device_get(flat).items()}
     writer.write_file(_PARAMS, safetensors.numpy.save(arrays))
 
 
 def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
-    """Returns the parameter tree of a snapshot, nested dictionaries of NumPy arrays.
-
-    Raises:
-      DamagedSnapshotError: the file is missing or was changed.
-    """
+    """Returns the parameter tree of a snapshot, nested dictionaries of NumPy arrays."""
     flat = safetensors.numpy.load(series.read_file(manifest, _PARAMS))
     return flax.traverse_util.unflatten_dict(flat, sep="/")
 
@@ -165,10 +151,10 @@ def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
 def check_reads(
     retriever: TrainedRetriever, blocks: BlockStore, document_length: int
 ) -> None:
-    """Checks that a retriever can embed the blocks of a corpus.
+    """Checks that a retriever has a corpus's vocabulary, and sequences of this length.
 
     Raises:
-      MismatchedSnapshotError: its vocabulary differs, or its sequences are shorter.
+      MismatchedSnapshotError: it cannot embed the blocks.
     """
     vocabulary = blocks.vocabulary
     if retriever.vocabulary_fingerprint != vocabulary.fingerprint:

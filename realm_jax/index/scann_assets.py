@@ -65,20 +65,13 @@ def write_assets(
     queries: Float[np.ndarray, "query projection"],
     assets: ScannAssets,
 ) -> Mapping[str, float]:
-    """Trains ScaNN on an index, and writes its tree and codes to the snapshot.
+    """Trains ScaNN on all embeddings of an index, and writes its tree and codes.
 
-    Args:
-      writer: writer of the snapshot.
-      embeddings: all embeddings of the index.
-      queries: queries embedded by the query tower.
-      assets: configuration of training and evaluation.
-
-    Returns:
-      The measured recall, for the manifest.
+    Returns the measured recall of queries embedded by the query tower, for the
+    manifest.
 
     Raises:
       LowRecallError: the recall is below `assets.min_recall`.
-      BadInputError: the disk is full.
     """
     # Before the training, so that one copy of the rows at a time is in memory.
     exact = DeviceSearcher(embeddings, writer.step).search(queries, _K).ids
@@ -104,11 +97,7 @@ def write_assets(
 
 
 def load_assets(series: SnapshotSeries, manifest: Manifest) -> ScannSearcher | None:
-    """Returns the searcher stored in a snapshot, None if there is none.
-
-    Raises:
-      DamagedSnapshotError: a file is missing or was changed.
-    """
+    """Returns the searcher stored in a snapshot, None if there is none."""
     names = [name for name in manifest.files if name.startswith(f"{FOLDER}/")]
     if not names:
         return None

@@ -26,9 +26,8 @@ _CODES_PER_ROW = 25
 class Visit:
     """What a search reads.
 
-    Attributes:
-      leaves: number of leaves whose codes are scored.
-      reordered: minimum number of candidates that are rescored with their rows.
+    `leaves` is the number of leaves whose codes are scored, `reordered` the minimum
+    number of candidates that are rescored with their rows.
     """
 
     leaves: int
@@ -74,13 +73,8 @@ def cheapest_visit(
     choice on every machine. Leaves are doubled until they are enough, then bisected:
     together the searches take some twenty times as long as the one that is chosen.
 
-    Args:
-      recall_of: measures the recall of a visit.
-      recall: the recall asked for.
-      num_blocks: number of blocks.
-      num_leaves: number of leaves of the tree.
-      leaves: number of leaves to visit, None to choose it.
-      reordered: number of candidates to rescore, None to choose it.
+    The numbers of leaves to visit and of candidates to rescore are chosen where they
+    are None.
     """
     best = None
     for rescored in _RESCORED if reordered is None else [reordered]:

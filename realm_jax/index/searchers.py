@@ -51,10 +51,8 @@ class Searcher(Protocol):
     ) -> Neighbours:
         """Returns the k best blocks of each query, best first.
 
-        Where fewer than k are found, ids are -1 and scores -inf.
-
-        Raises:
-          BadInputError: the queries have another width than the blocks, or k < 1.
+        Where fewer than k are found, ids are -1 and scores -inf. Queries of another
+        width than the blocks, and k < 1, are a `BadInputError`.
         """
         ...
 
@@ -93,17 +91,10 @@ def make_searcher(
     mesh: Mesh | None = None,
     device: DeviceConfig = DeviceConfig(),
 ) -> Searcher:
-    """Returns the searcher called `name` over these embeddings.
+    """Returns the searcher called `name`, `device` or `scann`, over these embeddings.
 
-    Args:
-      name: `device` or `scann`.
-      embeddings: row i embeds block i; any object with a shape and slicing.
-      step: training step of the retriever that embedded them.
-      mesh: mesh of `device` over which embeddings are sharded; None is one device.
-      device: configuration of `device`.
-
-    Raises:
-      BadInputError: the name is unknown, or the embeddings are not a non-empty matrix.
+    Row i embeds block i, by the retriever of step `step`; any object with a shape and
+    slicing will do. `device` shards them over the mesh; None is one device.
     """
     if name == "device":
         return DeviceSearcher(embeddings, step, mesh=mesh, config=device)
@@ -119,12 +110,10 @@ class DeviceSearcher:
     """Searches on the accelerators, over rows that are sharded over a mesh.
 
     In float32 it is exact, and ties are ordered by block id, so that the result is
-    deterministic on every backend.
+    deterministic on every backend. Without a mesh it is on one device.
 
     Attributes:
       table: the embeddings, for steps that include the search.
-      mesh: the devices.
-      config: precision and ranking.
     """
 
     def __init__(
@@ -135,17 +124,6 @@ class DeviceSearcher:
         mesh: Mesh | None = None,
         config: DeviceConfig = DeviceConfig(),
     ):
-        """Places the embeddings on the devices.
-
-        Args:
-          embeddings: row i embeds block i.
-          step: training step of the retriever that embedded them.
-          mesh: the devices; None is one device.
-          config: precision and ranking.
-
-        Raises:
-          BadInputError: the embeddings are not a non-empty matrix.
-        """
         check_embeddings(embeddings)
         mesh = mesh or single_device_mesh()
         num_blocks, dimension = embeddings.shape

@@ -147,12 +147,7 @@ class IndexSource:
         )
 
     def load(self, step: int) -> LoadedIndex | None:
-        """Loads the committed index of a step, None if there is none (any more).
-
-        Raises:
-          DamagedSnapshotError: the snapshot differs from what was committed.
-          MismatchedSnapshotError: the snapshot is of another corpus or model.
-        """
+        """Loads the committed index of a step, None if there is none (any more)."""
         if not multihost.run_on_primary(lambda: step in self.series.steps()):
             return None
         return self.load_manifest(self.series.read_manifest(step))
@@ -172,8 +167,7 @@ class IndexSource:
     def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
         """Requires that an index was embedded with exactly these parameters.
 
-        Raises:
-          BadInputError: it was not, such as an index of an earlier run in this folder.
+        That of an earlier run in this folder was not.
         """
         made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
         if made_by != self.retriever(step, params).params_crc32c():
@@ -189,7 +183,6 @@ class IndexSource:
         """Loads the index that these parameters made at a step, or makes it.
 
         Raises:
-          BadInputError: the index there is of other parameters, or damaged.
           StoppedError: `stop` was set; the next call resumes.
         """
         index = self.load(step)
@@ -208,11 +201,7 @@ class IndexSource:
     ) -> LoadedIndex:
         """Embeds the corpus in this process, reusing an existing index or its rows.
 
-        Args:
-          step: step of the retriever.
-          params: its parameters.
-          stop: ends embedding.
-          require_wanted: see `build_once`.
+        See `build_once` for `require_wanted`.
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
@@ -243,17 +232,11 @@ class IndexSource:
     ) -> LoadedIndex:
         """Opens or builds the index of a run that has one for all its steps.
 
-        A warm start reads retrieved documents from it, and fine-tuning searches it.
-
-        Args:
-          params: parameters of the retriever.
-          stop: ends embedding.
-          resumes: whether the run resumes from a checkpoint.
-          trained: the part of the document tower that has been trained when a run
-            resumes, in words; "" if there is none, so that the index can be rebuilt.
+        A warm start reads retrieved documents from it, and fine-tuning searches it. A
+        run that `resumes` from a checkpoint cannot build it again if some part of the
+        document tower has been `trained`, which that names in words.
 
         Raises:
-          BadInputError: the run resumes, its index is missing and cannot be rebuilt.
           StoppedError: stopped while the corpus was being embedded.
         """
         index = self.load(FIRST_STEP) if resumes else None
