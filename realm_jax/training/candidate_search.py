@@ -155,13 +155,10 @@ class StepInputs(Protocol):
     def __call__(
         self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
     ) -> PretrainInputs | RetrievingInputs:
-        """Returns the inputs of the next update.
+        """Returns the inputs of the update after `step` updates.
 
-        Args:
-          step: updates done.
-          retriever: current parameters of the retriever.
-          index: the index to search.
-          batch_at: this process's masked sentences.
+        The retriever has its current parameters; `batch_at` gives this process's masked
+        sentences.
         """
         ...
 
@@ -184,7 +181,6 @@ class DeviceSearch:
         mesh: Mesh,
         own_block: bool = False,
     ):
-        """Places the wordpieces of the corpus on the devices."""
         self._own = None
         if own_block:
             self._own = functools.partial(

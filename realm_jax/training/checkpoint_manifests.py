@@ -74,11 +74,7 @@ def score_of(details: Mapping[str, Any]) -> dict[str, float]:
 def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
     """Returns the step with the highest score; of equal ones the latest.
 
-    Args:
-      details: details of the checkpoints of a run, by step.
-
-    Returns:
-      None if no checkpoint has a finite score.
+    The details are by step. It is None if no checkpoint has a finite score.
     """
     scores = {
         step: value
@@ -99,10 +95,7 @@ def add_detail(store: Store, step: int, name: str, value: Any) -> None:
 def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
     """Writes the manifest of a checkpoint whose files are complete, which finishes it.
 
-    Args:
-      store: the model directory.
-      step: step of the checkpoint.
-      details: JSON-serialisable values to be read at restore.
+    Its details are JSON values that are read when it is restored.
     """
     # Orbax syncs its arrays alone.
     store.sync(f"{FOLDER}/{step}")

@@ -49,10 +49,8 @@ _INDEX = "index"
 class Restored:
     """A checkpoint that was read completely.
 
-    Attributes:
-      step: number of updates done.
-      tree: the requested tree: a `TrainState`, or the parameters alone.
-      details: values saved beside it, such as `index_step` and fingerprints.
+    The tree is what was asked for, a `TrainState` or the parameters alone; the details
+    were saved beside it, such as `index_step` and fingerprints.
     """
 
     step: int
@@ -63,12 +61,9 @@ class Restored:
 class Checkpointer:
     """Writes checkpoints asynchronously, one at a time.
 
-    Args:
-      store: the model directory.
-      keep: number of newest checkpoints that are kept; the one with the highest
-        score is kept too.
-      require_alone: raises an error if another job saves in this directory; called
-        in the first process before older checkpoints are deleted.
+    The newest `keep` are kept, and the one with the highest score. `require_alone`
+    raises an error if another job saves in this directory; it is called in the first
+    process before older checkpoints are deleted.
     """
 
     def __init__(
@@ -89,11 +84,7 @@ class Checkpointer:
 
         An existing checkpoint of this step is left as it is, unless it is damaged; a
         score is added to its details, because it may be measured after the checkpoint
-        was saved.
-
-        Args:
-          state: the state; its step names the checkpoint.
-          details: JSON-serialisable values to be read at restore.
+        was saved. Details are JSON values that are read when it is restored.
         """
         step = int(state.step)
 
@@ -178,11 +169,6 @@ class KeptCheckpoints:
     """
 
     def __init__(self, store: Store):
-        """Reads the existing checkpoints.
-
-        Args:
-          store: the model directory.
-        """
         self._details = multihost.run_on_primary(lambda: all_details(store))
         self._measured: dict[int, dict[str, float]] = {}
 
@@ -192,15 +178,9 @@ class KeptCheckpoints:
         return tuple(details["index_step"] for details in self._details.values())
 
     def note_score(self, step: int, name: str, score: float) -> bool:
-        """Notes the score of a step, for the checkpoint of that step.
+        """Notes the score of a step; returns whether no checkpoint has a higher one.
 
-        Args:
-          step: updates done.
-          name: `HELD_OUT_UTILITY` or `DEV_EXACT_MATCH`, the same throughout a run.
-          score: higher is better.
-
-        Returns:
-          Whether no checkpoint has a higher score.
+        The name, `HELD_OUT_UTILITY` or `DEV_EXACT_MATCH`, is the same throughout a run.
         """
         self._measured = {step: {name: score}}
         best = best_step(self._details)
@@ -211,12 +191,7 @@ class KeptCheckpoints:
     def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
         """Adds a checkpoint that is being saved, and drops those that it replaces.
 
-        Args:
-          step: updates done.
-          details: details of the checkpoint.
-
-        Returns:
-          The details with the score of this step, if it was measured.
+        Returns its details with the score of this step, if it was measured.
         """
         score = self._measured.get(step, {})
         details = {**details, **score}
@@ -232,14 +207,9 @@ class KeptCheckpoints:
 def restore_state(store: Store, template: TrainState) -> Restored | None:
     """Restores the newest undamaged checkpoint; None if there is no checkpoint.
 
-    Args:
-      store: the model directory.
-      template: a state with the shapes, dtypes and shardings to restore to. Its index,
-        if any, is restored only from a checkpoint that holds one, and else kept; its
-        padding may differ from that of the checkpoint.
-
-    Raises:
-      BadInputError: every checkpoint is damaged, or has other shapes.
+    `template` has the shapes, dtypes and shardings to restore to. Its index, if any, is
+    restored only from a checkpoint that holds one, and else kept; its padding may
+    differ from that of the checkpoint.
     """
 
     def read(url: str, details: Mapping[str, Any]) -> TrainState:
@@ -263,20 +233,11 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
 
 
 def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
-    """Restores only the parameters, of the newest undamaged checkpoint or of the best.
+    """Restores the parameters alone, of the newest undamaged checkpoint or of the best.
 
-    They are placed on this process's first device, whatever devices saved them.
-
-    Args:
-      store: the model directory.
-      which: the last checkpoint, or the one with the highest score.
-
-    Returns:
-      None if there is no checkpoint.
-
-    Raises:
-      BadInputError: the best is asked for, and is damaged or was never measured; or
-        every checkpoint is damaged.
+    They are placed on this process's first device, whatever devices saved them. It is
+    None if there is no checkpoint. A best one that is damaged, or was never measured,
+    is a `BadInputError`.
     """
     choose = _newest_undamaged if which is Which.LAST else _best_undamaged
     return _chosen(

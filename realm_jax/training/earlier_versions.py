@@ -29,9 +29,8 @@ def trained_by_earlier_version(
 ) -> Trained | None:
     """Returns what a run has trained; None if its checkpoints do not say.
 
-    Args:
-      details: those of the newest checkpoint.
-      record: that of the last attempt, which does not say it; None if there is none.
+    The details are those of the newest checkpoint, the record that of the last attempt,
+    which does not say it.
     """
     if "model" not in details:
         return None

@@ -337,8 +337,6 @@ def run(
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
-      BadInputError: as `Stage`, or there is no task, or the held-out questions cannot
-        be used, or no answer is in a retrieved block.
       StoppedError: stopped while the corpus was being embedded.
     """
     # Not required of every configuration: evaluate.gin and ask.gin make one without.
@@ -534,15 +532,9 @@ class QuestionInputs:
         config: FinetuneConfig,
         index: FrozenIndex,
     ):
-        """Opens the questions, and then the index.
-
-        Args:
-          stage: the run, with its initial state.
-          config: its configuration.
-          index: the index, which is not open yet.
+        """Opens the questions, and then the index, which is not open yet.
 
         Raises:
-          BadInputError: no answer is in a retrieved block, or the index is missing.
           StoppedError: stopped while the corpus was being embedded.
           NotReadyError: the index builder has not made an index in time.
         """

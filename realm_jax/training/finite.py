@@ -24,19 +24,11 @@ class FiniteUpdates:
     """Requires that updates are finite, and names the first that was not.
 
     All processes of a job decide alike: what they read is replicated over the devices.
-
-    Attributes:
-      num_skipped: number of updates that were skipped because they were not finite, as
-        far as they have been read.
+    At most `max_skipped` updates may be skipped (`make_step`); `num_skipped` counts
+    those that have been read, and those before the run was resumed.
     """
 
     def __init__(self, max_skipped: int = 0, num_skipped: int = 0):
-        """Prepares for a run.
-
-        Args:
-          max_skipped: number of updates that may be skipped (`make_step`).
-          num_skipped: number of those that were, before the run was resumed.
-        """
         self._max_skipped = max_skipped
         self.num_skipped = num_skipped
         self._unread: list[tuple[int, Means]] = []
@@ -49,8 +41,7 @@ class FiniteUpdates:
     def require_updates(self) -> None:
         """Requires that the updates since the last call were finite; waits for them.
 
-        Raises:
-          BadInputError: one was not, or more were skipped than may be; it is named.
+        The first that was not, or that was skipped beyond the bound, is named.
         """
         unread, self._unread = jax.device_get(self._unread), []
         for update, means in unread:
@@ -73,13 +64,8 @@ class FiniteUpdates:
     def require(self, step: int, tree: PyTree) -> None:
         """Requires that all updates and a tree are finite, before it is kept.
 
-        Args:
-          step: number of updates done.
-          tree: a state, or parameters of it.
-
-        Raises:
-          BadInputError: as `require_updates`, or a parameter, a moment of the optimizer
-            or a row of the index is not finite; the first one is named.
+        The first parameter, moment of the optimizer or row of the index that is not
+        finite is named.
         """
         self.require_updates()
         name = _not_finite(tree)

@@ -98,12 +98,7 @@ class _Model:
 
 
 def import_weights(config: ImportConfig) -> Imported:
-    """Makes a model directory of published models; it appears whole.
-
-    Raises:
-      BadInputError: a source cannot be read or does not fit the others, the vocabulary
-        or the corpus; or the directory is not empty.
-    """
+    """Makes a model directory of published models; it appears whole."""
     if "://" in config.model_dir:
         raise BadInputError(
             f"expected a local folder as DEST, got {config.model_dir}; import to one, "

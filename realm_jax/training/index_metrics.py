@@ -24,10 +24,9 @@ from realm_jax.training.zero_shot_recall import HeldOutQuestions
 class IndexMetrics:
     """Measures indexes, always with the current towers.
 
-    Attributes:
-      is_due: whether there are measurements not yet written, so that every index gets
-        its line.
-      pending: those measurements.
+    The metrics of the run in `model_dir` show whether it is collapsing. What is
+    `pending` is not written yet, and a line of metrics then `is_due`, so that every
+    index gets its line.
     """
 
     def __init__(
@@ -38,15 +37,6 @@ class IndexMetrics:
         questions: HeldOutQuestions | None,
         spans: HeldOutSpans | None,
     ):
-        """Prepares to measure.
-
-        Args:
-          model_dir: directory of the run, whose metrics show whether it is collapsing.
-          config: configuration of the retriever.
-          probe: a sample of queries and blocks.
-          questions: held-out questions for recall, if there are any.
-          spans: held-out masked sentences, if there are any.
-        """
         self._model_dir = model_dir
         self._config = config
         self._probe = probe
@@ -56,12 +46,12 @@ class IndexMetrics:
 
     @property
     def is_due(self) -> bool:
-        """See the class."""
+        """True if there are measurements that are not yet written."""
         return bool(self._measured)
 
     @property
     def pending(self) -> Mapping[str, float]:
-        """See the class."""
+        """The measurements that are not yet written."""
         return dict(self._measured)
 
     def resume(self, pending: Mapping[str, float]) -> None:
@@ -97,14 +87,9 @@ class IndexMetrics:
         self._measure_recall(step, params, searcher)
 
     def of_spans(self, params: PyTree, searcher: Searcher) -> float | None:
-        """Predicts the held-out masked spans.
+        """Predicts the held-out masked spans, with the index in use.
 
-        Args:
-          params: {"retriever": ..., "reader": ...}.
-          searcher: the index in use.
-
-        Returns:
-          The mean retrieval utility, in nats; None if there are no spans.
+        Returns the mean retrieval utility, in nats; None if there are no spans.
         """
         if self._spans is None:
             return None
@@ -137,18 +122,9 @@ def make_index_metrics(
 ) -> IndexMetrics:
     """Prepares to measure the indexes of a stage.
 
-    Args:
-      stage: the stage, whose task the held-out sentences are of.
-      examples: masked sentences that it trains on; the first are the probe's queries.
-      questions: JSON lines of held-out questions, or "".
-      questions_split: the split of the questions that is searched.
-      num_candidates: documents per held-out sentence, the null document included.
-      max_spans: maximum number of held-out sentences; 0 for none.
-      require_spans: whether a task without a validation split is an error.
-
-    Raises:
-      BadInputError: there are no such questions, or the validation split is missing and
-        required.
+    The held-out sentences are of its task. The probe's queries are the first of
+    `examples`, which are trained on. `max_spans` 0 is for no held-out sentences; see
+    `held_out_spans`.
     """
     config, lengths = stage.config, stage.config.models.lengths
     rows = np.arange(min(NUM_QUERIES, len(examples)))
@@ -172,16 +148,10 @@ def held_out_spans(
     max_spans: int,
     is_required: bool,
 ) -> HeldOutSpans | None:
-    """Returns masked sentences of a task's validation split, or None without one.
+    """Returns at most `max_spans` masked sentences of a task's validation split.
 
-    Args:
-      stage: the stage, with its models.
-      num_candidates: documents per sentence, the null document included.
-      max_spans: maximum number of sentences.
-      is_required: whether a task without a validation split is an error.
-
-    Raises:
-      BadInputError: it is, and there is none.
+    It is None without such a split, which is an error if it is required.
+    `num_candidates` includes the null document.
     """
     config = stage.config
     split = stage.corpus.directory / "examples" / config.task / VALIDATION

@@ -43,12 +43,8 @@ class Lease:
     def __init__(self, store: Store, stale_seconds: float = _STALE_SECONDS):
         """Takes the lease, at once where its last holder has ended on this machine.
 
-        Args:
-          store: the model directory.
-          stale_seconds: how long a holder may be silent, in seconds.
-
-        Raises:
-          BadInputError: another trainer is at work in this directory.
+        Elsewhere a holder may be silent for `stale_seconds`; one that is at work is a
+        `BadInputError`.
         """
         self._store = store
         self._released = threading.Event()
@@ -67,11 +63,9 @@ class Lease:
     def require_held(self) -> None:
         """Requires that no other trainer has taken the lease over.
 
-        It lists a folder and reads a small file. The first process calls it for all,
-        such as by `multihost.run_on_primary`.
-
-        Raises:
-          BadInputError: one has, for this job was suspended for too long.
+        One may have if this job was suspended for too long. It lists a folder and reads
+        a small file. The first process calls it for all, such as by
+        `multihost.run_on_primary`.
         """
         if not self.is_held():
             newest = self._newest()
@@ -84,11 +78,8 @@ class Lease:
     def is_held(self, *, lately: bool = False) -> bool:
         """Returns whether no other trainer has taken the lease over.
 
-        The first process calls it.
-
-        Args:
-          lately: whether a sign of life of the last seconds answers, which costs no
-            request. Nobody takes a lease over so soon after one.
+        The first process calls it. With `lately` a sign of life of the last seconds
+        answers, which costs no request: nobody takes a lease over so soon after one.
         """
         if lately and _now() - self._last_held < 2 * _BEAT_SECONDS:
             return True
@@ -142,11 +133,7 @@ class Lease:
         return pid == os.getpid() or not (isinstance(pid, int) and _is_alive(pid))
 
     def _require_silence(self, number: int, stale_seconds: float) -> None:
-        """Watches a lease until it is stale, or released.
-
-        Raises:
-          BadInputError: its holder gives a sign of life.
-        """
+        """Watches a lease until it is stale or released; a sign of life is refused."""
         seen, deadline = self._last_beat(number), time.monotonic() + stale_seconds
         _log.info("waiting for %s to end, or to be silent", self._holder(number))
         while time.monotonic() < deadline:

@@ -26,15 +26,10 @@ def choose_packed_lengths(
     """Returns the lengths that save the most work; None if packing saves little.
 
     Batches of random blocks and queries are drawn. A longer row fits more of them, and
-    a batch that does not fit is not packed (`packed_updates.py`).
-
-    Args:
-      corpus: the blocks.
-      query_ids: [example, query], sentences or questions, 0 where padded.
-      lengths: lengths of unpacked rows.
-      num_documents: documents that are packed together: those of a microbatch on one
-        device; 0 if none are embedded.
-      num_joined: likewise, those that are read.
+    a batch that does not fit is not packed (`packed_updates.py`). Queries are sentences
+    or questions, [example, query], 0 where padded. `num_documents` are packed together,
+    those of a microbatch on one device, 0 if none are embedded; `num_joined`, likewise,
+    are read.
     """
     random = np.random.default_rng(0)
     blocks = random.integers(corpus.num_blocks, size=_SAMPLED)

@@ -27,11 +27,9 @@ Auxiliary = TypeVar("Auxiliary")
 
 @dataclasses.dataclass(frozen=True)
 class PackedLengths:
-    """Wordpieces of a row that two sequences share; None for a row for each.
+    """Wordpieces of the embedder's and reader's rows that two sequences share.
 
-    Attributes:
-      document: of the embedder's rows.
-      joined: of the reader's rows.
+    None: each sequence has its own row.
     """
 
     document: int | None = None
@@ -60,20 +58,13 @@ def compute_packed(
 ) -> tuple[Array, Auxiliary, Means]:
     """Computes a loss with packed rows if all its sequences fit, else without packing.
 
-    Only the scalar has a gradient, and only with respect to `params`.
+    Only the scalar has a gradient, and only with respect to `params`. `sequences`
+    returns the sequences that lengths of rows would pack, in each of the microbatches
+    by itself.
 
-    Args:
-      compute: the loss.
-      lengths: lengths of packed rows; None never packs, and compiles one program.
-      sequences: returns the sequences that lengths of rows would pack.
-      microbatches: parts of the batch that are packed by themselves.
-      params: parameters.
-      inputs: inputs of the step.
-      key: random key.
-
-    Returns:
-      The scalar, what is beside it, and the metric `packed`: the share of updates that
-      packed. There is no metric without lengths.
+    Returns the scalar, what is beside it, and the metric `packed`: the share of updates
+    that packed. Without lengths nothing is packed, one program is compiled, and there
+    is no metric.
     """
     if lengths is None:
         loss, auxiliary = compute(UNPACKED, params, inputs, key)

@@ -54,9 +54,7 @@ class MeshConfig:
     def shape(self, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
         """Returns the devices along each axis.
 
-        Raises:
-          BadInputError: they do not multiply to the number of devices, or an axis other
-            than `data` would span slices.
+        They multiply to the number of devices, and no axis but `data` spans slices.
         """
         inner = self.fsdp * self.model
         data = num_devices // inner if self.data == -1 else self.data
@@ -82,12 +80,7 @@ AXIS_TYPES = (AxisType.Auto,) * len(axes.MESH_AXES)
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Arranges devices in a mesh: neighbours along `model`, slices along `data`.
 
-    Args:
-      config: devices along each axis.
-      devices: the devices; None for all of the job.
-
-    Raises:
-      BadInputError: see `MeshConfig.shape`.
+    None is for all devices of the job.
     """
     devices = jax.devices() if devices is None else devices
     said = len({getattr(device, "slice_index", 0) for device in devices})
@@ -116,13 +109,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
     """Requires that the mesh splits every axis of an encoder's parameters evenly.
 
-    Args:
-      mesh: the mesh, of devices or of shapes only.
-      bert: the encoder of towers and reader.
-
-    Raises:
-      BadInputError: it does not; JAX would refuse to place a parameter, without a word
-        about the configuration.
+    JAX would refuse to place a parameter, without a word about the configuration. The
+    mesh may be one of shapes only.
     """
     sizes = {
         "embed": ("hidden_size", bert.hidden_size),
@@ -142,12 +130,7 @@ def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
 def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
     """Returns the sharding of each parameter, from its logical axes.
 
-    Args:
-      mesh: the mesh.
-      params_axes: the `params_axes` collection that `init` returns beside `params`.
-
-    Returns:
-      A tree of `NamedSharding`, of the structure of the parameters.
+    These are the `params_axes` collection that `init` returns beside `params`.
     """
     names = flax.core.unfreeze(flax_partitioning.get_axis_names(params_axes))
     return jax.tree.map(

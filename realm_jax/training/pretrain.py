@@ -236,7 +236,6 @@ def run(
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
-      BadInputError: as `Stage`, or no index is available.
       NotReadyError: the index builder has not made one in time.
     """
     stage = Stage(
@@ -398,11 +397,7 @@ class _Pretraining:
 
         A retriever is published before the update after its step, so that a snapshot
         holds exactly the parameters that its step names, and an index is swapped before
-        it is searched.
-
-        Raises:
-          BadInputError: an update was not finite, or another trainer has taken over.
-          NotReadyError: no index came that is fresh enough; the state is saved.
+        it is searched. If none came that is fresh enough, the state is saved.
         """
         stage, refresher = self._stage, self._refresher
         self._begin()
@@ -458,12 +453,7 @@ class _Pretraining:
         return None if details is None else details["index_step"]
 
     def _refresh(self, done: int) -> bool:
-        """Gets the index of the next update; returns whether it replaces another.
-
-        Raises:
-          StoppedError: no index is available that is fresh enough.
-          BadInputError: parameters that would be published or measured are not finite.
-        """
+        """Gets the index of the next update; returns whether it replaces another."""
         stage, refresher = self._stage, self._refresher
         retriever = stage.state.params["retriever"]
         if refresher.is_due(done):

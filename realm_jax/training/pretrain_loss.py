@@ -31,11 +31,8 @@ from realm_jax.types import Array, Candidates, PretrainBatch
 class PretrainInputs:
     """A REALM step's inputs: masked sentences and the documents found for them.
 
-    Attributes:
-      batch: the masked sentences.
-      candidates: the documents found for them.
-      embeddings: embeddings of the candidates, if the index has them and they do not
-        change; None to compute them in the step.
+    It has embeddings of the candidates if the index has them and they do not change;
+    else the step computes them.
     """
 
     batch: PretrainBatch
@@ -213,20 +210,11 @@ class PretrainLoss(Loss):
         null_length: int,
         packed_length: int | None,
     ) -> Array:
-        """Runs a model on all candidates, [batch, candidate, ...].
+        """Runs a model on all candidates, of shape [batch, candidate, length].
 
         The null document is short: at the length of the others it would cost as much as
-        they do, an eighth of an update with eight candidates.
-
-        Args:
-          model: retriever or reader.
-          params: its parameters.
-          sequences: wordpieces and segments, [batch, candidate, length].
-          *inputs: further inputs, the same for all candidates.
-          method: method of the model.
-          key: dropout key, or None.
-          null_length: wordpieces of the null document's sequence, at most.
-          packed_length: wordpieces of a row that two of the others share, or None.
+        they do, an eighth of an update with eight candidates. `null_length` is the most
+        wordpieces of its sequence. `inputs` are the same for all candidates.
         """
         null, others = split_key(key, 2)
         parts = (

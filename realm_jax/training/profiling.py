@@ -27,7 +27,10 @@ LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles a few steps; a context manager around the loop."""
+    """Profiles a few steps; a context manager around the loop.
+
+    They are the eleventh to the twentieth of this process, or the last available.
+    """
 
     def __init__(
         self,
@@ -37,15 +40,6 @@ class Profiler:
         total_steps: int,
         stopwatch: Stopwatch,
     ):
-        """Chooses the steps: the eleventh to the twentieth, or the last available.
-
-        Args:
-          store: the model directory.
-          stage: name of the stage.
-          first_step: number of updates done before.
-          total_steps: total number of updates.
-          stopwatch: stopwatch of the training thread.
-        """
         left = total_steps - first_step
         count = min(NUM_STEPS, max(left - 1, 1))
         self._begin = first_step + min(_SKIPPED_STEPS, left - count)

@@ -38,6 +38,8 @@ _WAIT_SECONDS = 3600.0
 class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     """The index of the retriever that a run begins with, searched to the end.
 
+    `trained` is as in `IndexSource.open_first`.
+
     Attributes:
       tokens: the wordpieces of the corpus on the devices, where updates renew the
         index; None elsewhere.
@@ -54,14 +56,6 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
         stop: threading.Event,
         trained: str = "",
     ):
-        """Prepares the index; `open` loads or builds it.
-
-        Args:
-          stage: the run, with its initial state.
-          source: loads and builds its indexes.
-          stop: ends embedding.
-          trained: as in `IndexSource.open_first`.
-        """
         self._stage = stage
         self._source = dataclasses.replace(source, keeps_rows=self._keeps_rows)
         self._stop = stop
@@ -79,8 +73,7 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     ) -> Float[Array, "batch neighbour projection"]:
         """Returns the index's embeddings of this process's part of a batch.
 
-        Args:
-          block_ids: ids of blocks; of -1 any row is returned.
+        For id -1 it is any row.
         """
         rows = self.current.rows
         assert rows is not None
@@ -90,7 +83,6 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
         """Gets the index of the first update.
 
         Raises:
-          BadInputError: it is missing and cannot be made again.
           StoppedError: stopped while the corpus was being embedded.
           NotReadyError: the index builder has not made one in time.
         """
@@ -106,7 +98,6 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
 
         Raises:
           StoppedError: stopped while the corpus was being embedded.
-          BadInputError: the parameters are not finite.
         """
 
     def metrics(self) -> Mapping[str, float]:
@@ -138,15 +129,7 @@ class RefreshedIndex(FrozenIndex):
         mode: RefreshMode,
         period: int,
     ):
-        """Prepares the index, and sends the trainer's heartbeat from here on.
-
-        Args:
-          stage: the run, with its initial state.
-          source: loads and builds its indexes.
-          stop: ends embedding and waiting.
-          mode: who embeds.
-          period: updates between two refreshes.
-        """
+        """Prepares the index, and sends the trainer's heartbeat from here on."""
         super().__init__(stage, source, stop)
         self._run = stage
         self._client = IndexClient(

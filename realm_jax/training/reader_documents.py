@@ -39,19 +39,11 @@ KINDS = tuple(DocumentKind)
 def draw_kinds(
     shares: Sequence[float], seed: int, step: int, batch_size: int
 ) -> Int[np.ndarray, " batch"]:
-    """Returns the kind of document with which each row of a batch is joined.
+    """Returns the kind of document of each row of a batch, as an index into `KINDS`.
 
     The kind of a row is a function of the shares, the seed, the step and the row alone,
-    so that a resumed run and every process of a job draw the same.
-
-    Args:
-      shares: the probability of each of `KINDS`; they sum to 1.
-      seed: seed of the run, not negative.
-      step: number of updates done.
-      batch_size: number of rows over all processes.
-
-    Returns:
-      int32 indices into `KINDS`.
+    so that a resumed run and every process of a job draw the same. The shares are the
+    probability of each kind, and sum to 1; the batch is that of all processes.
     """
     # Raw bits, which NumPy guarantees to keep from version to version.
     bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
@@ -71,22 +63,17 @@ def choose_retrieved(
 ) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
     """Returns the retrieved block with which each masked sentence is read.
 
-    It is the best block that contains the answer, or else the best one. The answer is
-    the first run of scored wordpieces: the span, and of several spans that are masked
-    together the one that was drawn. Trivial blocks (`find_trivial`) are never chosen.
+    It is the best block that contains the answer, or else the best one; -1, the null
+    document, where all neighbours are trivial (`find_trivial`). Beside it stands
+    whether it contains the answer. The answer is the first run of scored wordpieces:
+    the span, and of several spans that are masked together the one that was drawn.
 
     Args:
-      store: the blocks.
       neighbours: block ids, best first; -1 where none was found.
-      batch: the masked sentences; at least one.
       joined_length: length of the reader's input, in wordpieces. An answer counts only
         in the part of a body that the reader sees.
       continues_word: for each wordpiece, whether no word ends before it
         (`data.words.continues_word`); an answer does not end there either.
-
-    Returns:
-      Block ids, -1 (the null document) where all neighbours are trivial; and whether
-      the block contains the answer.
     """
     trivial = find_trivial(
         store,
@@ -126,17 +113,11 @@ def holds_answer(
 
 
 def masked_answers(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"]:
-    """Returns the wordpieces of each run of scored masks, in order.
+    """Returns the wordpieces of each run of scored masks, in order, 0 where unused.
 
     The first is the span that was drawn; others are masked together with it. Adjacent
-    spans are one run.
-
-    Args:
-      batch: the masked sentences.
-
-    Returns:
-      Wordpiece ids, 0 where unused; as many runs and pieces as a row has masks, which
-      is the maximum.
+    spans are one run. There are as many runs and pieces as a row has masks, which is
+    the maximum.
     """
     scored = np.asarray(batch.mask_weights) > 0
     positions = np.asarray(batch.mask_positions)

@@ -59,11 +59,9 @@ class WhenStale(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StalenessBound:
-    """The maximum age of an index.
+    """The maximum age of an index, and what to do when it is reached.
 
-    Attributes:
-      max_steps: updates since its encoder was published; None for any age.
-      action: what to do when the age is reached.
+    The age is the updates since its encoder was published; None is for any.
     """
 
     max_steps: int | None = None
@@ -104,6 +102,10 @@ class Slices:
 class Refresher:
     """Provides the index that each step searches.
 
+    `slices` are what determines the slices of `rolling`, such as the number of devices,
+    the period last. `async` waits for an index for `wait_seconds` while the builder
+    makes no progress.
+
     Attributes:
       num_swaps: number of times the index was replaced during training.
       swap_seconds: how long the last replacement delayed the next update, in seconds,
@@ -122,21 +124,6 @@ class Refresher:
         bound: StalenessBound = ANY_AGE,
         slices: tuple[int, ...] = (),
     ):
-        """Stores the settings; `start` gets the first index.
-
-        Args:
-          mode: how the index is refreshed.
-          period: number of steps between two refreshes.
-          client: access to the model directory.
-          wait_seconds: how long `async` waits for an index while the builder makes no
-            progress, in seconds.
-          bound: maximum age of the index of `async`.
-          slices: what determines the slices of `rolling`, such as the number of
-            devices, the period last.
-
-        Raises:
-          BadInputError: the period is not positive, or exceeds the maximum age.
-        """
         if period < 1:
             raise BadInputError(
                 f"expected a REFRESH_PERIOD of at least 1 step, got {period}; to keep "
@@ -170,15 +157,11 @@ class Refresher:
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
         """Gets the first index, which is never empty.
 
-        Args:
-          step: number of updates done.
-          params: parameters of the retriever.
-          saved: the index version of the checkpoint that was restored, None for a new
-            run. It is loaded again; if it no longer exists, an index of the present
-            parameters is built, with a warning.
+        That of version `saved`, of the checkpoint that was restored, is loaded again;
+        if it no longer exists, an index of the present parameters is built, with a
+        warning. It is None for a new run.
 
         Raises:
-          BadInputError: no index is available.
           NotReadyError: the builder has not made one in time.
         """
         self._client.forget_after(step)
@@ -202,10 +185,8 @@ class Refresher:
     def adopt(self, step: int, index: LoadedIndex, saved: Mapping[str, Any]) -> None:
         """Uses the index that a checkpoint held; called instead of `start`.
 
-        Args:
-          step: number of updates done.
-          index: the index; its manifest is of the one that it was made from.
-          saved: the `details` of that checkpoint.
+        `saved` are the checkpoint's details. The index's manifest is that of the one
+        that it was made from.
         """
         oldest = index.manifest.step
         found = saved.get(_SLICES)
@@ -259,11 +240,7 @@ class Refresher:
         return self.index
 
     def _keep_fresh(self, step: int) -> None:
-        """Waits, warns or stops if the index has reached its maximum age.
-
-        Raises:
-          StoppedError: training is to end here, because of `failure`.
-        """
+        """Waits, warns or stops if the index has reached its maximum age."""
         bound = self._bound
         while bound.max_steps is not None and self._age(step) >= bound.max_steps:
             age = (

@@ -53,11 +53,7 @@ class Renewal:
 
 @dataclasses.dataclass(frozen=True)
 class RenewingLoss(RetrievingLoss):
-    """`RetrievingLoss` over an index that the state holds and the updates renew.
-
-    Attributes:
-      renewal: how the index is renewed.
-    """
+    """`RetrievingLoss` over an index that the state holds and the updates renew."""
 
     renewal: Renewal = dataclasses.field(kw_only=True)
 
@@ -92,11 +88,7 @@ class RenewingFinetuneLoss(FinetuneLoss):
     """`FinetuneLoss`, whose updates renew the index that the state holds.
 
     Its inputs are found before the update, in the index that the update before it left.
-
-    Attributes:
-      renewal: how the index is renewed; nothing is written back.
-      layout: lengths and special wordpieces of the documents.
-      mesh: the devices that hold the corpus.
+    Nothing is written back.
     """
 
     renewal: Renewal = dataclasses.field(kw_only=True)
@@ -129,15 +121,7 @@ def embed_slice(
 ) -> EmbeddingTable:
     """Embeds the slice of rows due at this step; each device embeds its own rows.
 
-    Args:
-      retriever: the towers.
-      layout: lengths and special wordpieces of the documents.
-      mesh: the devices of the index.
-      renewal: the period, and the number of rows at a time.
-      index: the index to renew.
-      tokens: the wordpieces of its blocks.
-      params: current parameters of the retriever.
-      step: number of updates done.
+    The parameters are the retriever's at `step`, the number of updates done.
     """
     assert renewal.period is not None
     num_devices, num_local = mesh.size, index.rows.shape[0] // mesh.size
@@ -199,12 +183,8 @@ def write_rows(
 ) -> EmbeddingTable:
     """Replaces the rows of blocks; of repeated blocks the first embedding is used.
 
-    Args:
-      index: the table.
-      block_ids: ids of the blocks; -1 is ignored.
-      embeddings: embeddings of these blocks; one that is not finite is ignored, for an
-        update that is skipped must not leave it in the index.
-      mesh: the devices of the table.
+    Id -1 is ignored, and so is an embedding that is not finite, for an update that is
+    skipped must not leave it in the index.
     """
     ids = block_ids.reshape(-1)
     flat = embeddings.reshape(len(ids), -1)

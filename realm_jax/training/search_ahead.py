@@ -51,7 +51,12 @@ class _Ahead(Generic[InputsT]):
 
 
 class SearchAhead(Generic[BatchT, InputsT]):
-    """Makes the inputs of updates by a search, one update ahead if it may."""
+    """Makes the inputs of updates by a search, one update ahead if it may.
+
+    `gather` makes the inputs of a batch and its neighbours, on the host; searching
+    `ahead`, in a thread, one call at a time. The batch size is that over all devices.
+    The stopwatch records waiting for a search.
+    """
 
     def __init__(
         self,
@@ -65,19 +70,6 @@ class SearchAhead(Generic[BatchT, InputsT]):
         ahead: bool,
         stopwatch: Stopwatch,
     ):
-        """Prepares to search, and starts a thread if it searches ahead.
-
-        Args:
-          retriever: configuration of the query tower.
-          query_ids: returns the queries of a batch.
-          gather: makes the inputs of a batch and its neighbours, on the host; called in
-            the thread, by one thread at a time.
-          num_neighbours: number of blocks to find for each query.
-          mesh: mesh over which a batch is split.
-          batch_size: number of examples over all devices.
-          ahead: whether to search for the next update while one is running.
-          stopwatch: stopwatch of the training thread; it records waiting for a search.
-        """
         self._embed_queries = query_embedder(retriever, mesh)
         self._query_ids = query_ids
         self._gather = gather
@@ -97,11 +89,7 @@ class SearchAhead(Generic[BatchT, InputsT]):
     ) -> InputsT:
         """Returns the inputs of the next update, and begins those of the one after it.
 
-        Args:
-          step: updates done.
-          retriever: current parameters of the retriever.
-          index: the index to search.
-          batch_at: (updates done) -> this process's batch of the next update.
+        `batch_at` maps the updates done to this process's batch of the next update.
         """
         inputs = self._found_for(step, index)
         if inputs is None:
@@ -194,11 +182,7 @@ def search_local(
 ) -> Neighbours:
     """Returns the neighbours of this process's rows of a batch, on the host.
 
-    Args:
-      searcher: the index; with "scann" each process searches its own.
-      queries: query embeddings, split over the mesh.
-      k: number of neighbours.
-      mesh: mesh of the queries.
+    The queries are split over the mesh; with "scann" each process searches its own.
     """
     return start_search(searcher, queries, k, mesh)()
 

@@ -53,15 +53,8 @@ class StageParts(Generic[ReaderT]):
     """The parts of a stage that make its inputs, whatever trains it.
 
     Attributes:
-      config: configuration of the run.
-      corpus: the blocks.
-      model_store: the model directory.
-      retriever_config: size of the towers.
-      retriever: the towers.
-      reader: the stage's reader.
       state: the current training state.
       details: details of the checkpoint that was restored, None for a new run.
-      mesh: the mesh of the devices.
       stopwatch: stopwatch of the training thread.
     """
 
@@ -74,16 +67,6 @@ class StageParts(Generic[ReaderT]):
         make_reader: Callable[[BertConfig], ReaderT],
         mesh: Mesh,
     ):
-        """Opens corpus and model directory.
-
-        Args:
-          config: configuration of the run.
-          make_reader: makes the stage's reader.
-          mesh: the devices over which a batch is split.
-
-        Raises:
-          BadInputError: the corpus is missing.
-        """
         self.config = config
         # Each host reads its own copy; a damaged one ends all processes.
         self.corpus = multihost.run_on_all(
@@ -107,10 +90,7 @@ class StageParts(Generic[ReaderT]):
     ) -> IndexSource:
         """Returns the source of this run's indexes.
 
-        Args:
-          searcher: "device" or "scann".
-          embed: how blocks are embedded; its length is set to this run's documents.
-          device: how "device" searches; None for the defaults.
+        Blocks are embedded at the length of this run's documents.
         """
         return IndexSource(
             self.model_store,
@@ -128,14 +108,8 @@ class StageParts(Generic[ReaderT]):
     ) -> Examples:
         """Opens CORPUS/examples/TASK/SPLIT.
 
-        Args:
-          task: name of the SeqIO task of the examples.
-          split: train, validation or another split of the task.
-          of_corpus: whether they must be made from this very corpus (sentences and
-            blocks), or only in its vocabulary (questions).
-
-        Raises:
-          BadInputError: there are none, or they belong to another corpus or vocabulary.
+        With `of_corpus` they must be made from this very corpus (sentences and blocks),
+        else only in its vocabulary (questions).
         """
         return multihost.run_on_all(
             lambda: open_examples(
@@ -153,13 +127,7 @@ class StageParts(Generic[ReaderT]):
     ) -> Example:
         """Returns this process's rows of the batch of an update.
 
-        Args:
-          examples: the examples to train on.
-          step: number of updates done.
-          batch_size: examples over all devices; None for that of the configuration.
-
-        Raises:
-          BadInputError: the batch does not split evenly over the devices.
+        The batch size is that over all devices, None for that of the configuration.
         """
         config = self.config
         size = batch_size or config.batch_size
@@ -172,11 +140,7 @@ class StageParts(Generic[ReaderT]):
         return examples.batch(rows)
 
     def require_divisible(self, batch_size: int) -> None:
-        """Requires that the batch splits evenly over microbatches and devices.
-
-        Raises:
-          BadInputError: it does not.
-        """
+        """Requires that the batch splits evenly over microbatches and devices."""
         parts = self.config.microbatches
         if parts < 1 or batch_size % parts:
             raise BadInputError(
@@ -190,10 +154,8 @@ class StageParts(Generic[ReaderT]):
     ) -> PackedLengths | None:
         """Returns the lengths of rows that two documents share; None to pack none.
 
-        Args:
-          query_ids: [example, query], sentences or questions.
-          num_documents: documents that an update embeds with a gradient.
-          num_joined: documents that it reads.
+        Queries are sentences or questions, [example, query]. An update embeds
+        `num_documents` with a gradient, and reads `num_joined`.
         """
         config = self.config
         if not config.pack_documents:
@@ -250,20 +212,9 @@ class Stage(StageParts[ReaderT]):
     ):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
 
-        Args:
-          name: name of the stage.
-          config: configuration of the run.
-          make_reader: makes the stage's reader.
-          frozen: parameter paths that are not trained.
-          index: precision of an index in the state, None if the state has none. It is
-            all zeros until it is replaced, unless it was restored from a checkpoint.
-          attempt: records the run when its work begins; None for one of the library.
-
-        Raises:
-          BadInputError: the corpus is missing, or the model directory holds a run of
-            another stage, model or corpus, or one that has done more updates than
-            `train_steps`; or another trainer is at work there; or the parameters are
-            not finite.
+        `frozen` are parameter paths that are not trained. An index in the state, of a
+        given precision, is all zeros until it is replaced, unless it was restored.
+        `attempt` records the run when its work begins; None is for one of the library.
         """
         super().__init__(config, make_reader, partitioning.make_mesh(config.mesh))
         self.name = name
@@ -312,14 +263,9 @@ class Stage(StageParts[ReaderT]):
         )
 
     def save(self, more_details: CheckpointDetails = dict) -> None:
-        """Saves the state as a checkpoint.
+        """Saves the state as a checkpoint, with details beyond those of every stage.
 
-        Args:
-          more_details: returns details beyond those of every stage; called once the
-            state is known to be one that may be saved.
-
-        Raises:
-          BadInputError: as `require_finite`; or another trainer has taken over.
+        These are asked for once the state is known to be one that may be saved.
         """
         self.begin()  # One without updates is saved without a loop.
         self.stopwatch.wait_for(self.state)
@@ -333,13 +279,9 @@ class Stage(StageParts[ReaderT]):
             self._checkpointer.save(self.state, details)
 
     def require_finite(self, tree: PyTree) -> None:
-        """Requires numbers without NaN and infinity, before they are kept or measured.
+        """Requires that all updates and a tree, the state or a part, are finite.
 
-        Args:
-          tree: the state, or parameters of it; they are waited for.
-
-        Raises:
-          BadInputError: an update was not finite, which is named; or the tree is not.
+        To be called before they are kept or measured; they are waited for.
         """
         self.stopwatch.wait_for(tree)
         self.finite.require(self.step, tree)
@@ -424,11 +366,7 @@ def open_examples(
     of_corpus: bool = True,
     verify: bool = False,
 ) -> Examples:
-    """Opens the materialised examples of a prepared corpus; see `Stage.open_examples`.
-
-    Raises:
-      BadInputError: there are none, or they belong to another corpus or vocabulary.
-    """
+    """Opens the examples of a prepared corpus; see `Stage.open_examples`."""
     expect = {"corpus_fingerprint": corpus.fingerprint}
     if not of_corpus:
         expect = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}

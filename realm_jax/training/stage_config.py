@@ -197,15 +197,9 @@ class StageConfig:
 
 
 def require_one_of(name: str, value: str, choices: Iterable[enum.Enum | str]) -> None:
-    """Requires that a setting is one of some texts.
+    """Requires that a setting, or the macro that it reads, is one of some texts.
 
-    Args:
-      name: the setting, or the macro that it reads.
-      value: its value.
-      choices: the texts, or an enumeration whose values they are.
-
-    Raises:
-      BadInputError: it is not.
+    An enumeration stands for its values.
     """
     values = [
         choice.value if isinstance(choice, enum.Enum) else choice for choice in choices

@@ -56,10 +56,8 @@ def place_state(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
 def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
     """Returns the sharding of each array of a state; moments follow their parameters.
 
-    Args:
-      state: a state without an index, which has its own sharding.
-      shardings: shardings of the parameters.
-      mesh: the devices.
+    `shardings` are those of the parameters. The state has no index, whose sharding is
+    its own.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
     places_by_path: dict[Any, Any] = flax.traverse_util.flatten_dict(shardings)

@@ -41,10 +41,8 @@ class Loss(abc.ABC):
     ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
         """Returns the scalar, the metrics, and the index of the next state.
 
-        Args:
-          params: those of the state; the scalar is differentiated with respect to them.
-          state: the state before the update.
-          inputs: the inputs of the step.
+        `params` are those of the state, with respect to which the scalar is
+        differentiated.
         """
         loss, metrics = self(params, inputs, step_key(state))
         return loss, (metrics, state.index)
@@ -54,9 +52,7 @@ class Loss(abc.ABC):
     ) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
         """Returns the arguments of the loss in an update; of the key only the shape.
 
-        Args:
-          state: arrays or shapes.
-          inputs: inputs of the step, likewise.
+        State and inputs may be arrays or shapes.
         """
         return state.params, inputs, jax.eval_shape(step_key, state)
 
@@ -71,11 +67,7 @@ class Loss(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A loss that is a plain function.
-
-    Attributes:
-      function: as `Loss.__call__`.
-    """
+    """A loss that is a plain function, as `Loss.__call__`."""
 
     function: Callable[[PyTree, Any, jax.Array], tuple[Array, means_lib.Means]]
 
@@ -104,7 +96,6 @@ def make_step(
     The state that is passed in is donated: its buffers become the new state's.
 
     Args:
-      loss: the loss to minimise.
       optimizer: from `make_optimizer` with the same `frozen`.
       frozen: parameter paths without gradient, which count as zero in the norms.
       skip_nonfinite: whether an update whose loss or gradient is not finite leaves

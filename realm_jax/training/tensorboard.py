@@ -19,17 +19,13 @@ _FOLDER = "tensorboard"
 
 
 class EventFile:
-    """The scalars of one stage, from one process."""
+    """The scalars of one stage, from one process, in MODEL_DIR/tensorboard/STAGE.
+
+    After `first_step` updates later steps of a lost run are run again; TensorBoard then
+    drops the old ones.
+    """
 
     def __init__(self, model_dir: str, stage: str, first_step: int):
-        """Creates a file in MODEL_DIR/tensorboard/STAGE.
-
-        Args:
-          model_dir: folder or gs:// of the run.
-          stage: name of the stage, shown as a separate run.
-          first_step: number of updates done. Later steps of a lost run are run again;
-            TensorBoard then drops the old ones.
-        """
         self._store = open_store(model_dir)
         began = f"{time.time():.6f}".replace(".", "")
         who = f"{socket.gethostname()}.{os.getpid()}"

@@ -44,20 +44,10 @@ def draw_unmasked(
 ) -> UnmaskedTargets:
     """Draws a wordpiece for each slot that a row's masks leave empty.
 
-    The reader then scores as many positions as before, and the step takes no longer.
-    Wordpieces are drawn uniformly and with replacement, and depend on the seed, the
-    step, the row and its text alone.
-
-    Args:
-      batch: the masked sentences.
-      joined_ids: inputs of the reader.
-      vocabulary: its special wordpieces, masks included, are not drawn.
-      seed: seed of the run, not negative.
-      step: number of updates done.
-      rows: indices of these rows in the whole batch.
-
-    Returns:
-      Targets in the slots that the masks leave empty; in the others, weights of 0.
+    The reader then scores as many positions as before, and the step takes no longer;
+    the other slots have weights of 0. Wordpieces are drawn from the reader's inputs
+    uniformly and with replacement, special ones and masks left out, and depend on the
+    seed, the step, the row of the whole batch (`rows`) and its text alone.
     """
     count = batch.mask_weights.shape[1]
     # Raw bits, which NumPy guarantees to keep from version to version.

@@ -44,14 +44,7 @@ class UpdateShapes(NamedTuple):
 
 
 def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any:
-    """Returns a batch of examples, as shapes.
-
-    Args:
-      kind: the type of the batch.
-      specs: the features of an example.
-      batch_size: examples over all devices.
-      mesh: the devices, over which they are split.
-    """
+    """Returns a batch of a type, of examples over all devices, as shapes."""
     return kind(
         **{
             name: rows_of_batch((batch_size, *spec.shape), spec.dtype, mesh)
@@ -63,11 +56,9 @@ def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any
 def shapes_of(kind: Any, sizes: Mapping[str, int], mesh: Mesh, **given: Any) -> Any:
     """Returns inputs as shapes, by the annotations of their type.
 
-    Args:
-      kind: a dataclass whose fields are arrays.
-      sizes: the size of each dimension that the annotations name.
-      mesh: the devices, over which the batch is split.
-      **given: values of other fields. What is not given and has a default keeps it.
+    That is a dataclass of arrays; the sizes are those of the dimensions that the
+    annotations name. Fields that are `given` have other values; what is not given and
+    has a default keeps it.
     """
     annotations = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):

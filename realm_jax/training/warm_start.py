@@ -211,7 +211,6 @@ def run(
     the live query tower.
 
     Raises:
-      BadInputError: as `Stage`, or no index is available.
       StoppedError: stopped while the corpus was being embedded.
     """
     stage = Stage(
@@ -300,11 +299,7 @@ def update_shapes(
 
 
 class _Reading:
-    """Joins the masked sentences of a step with the documents of the mixture.
-
-    Attributes:
-      sentences: the masked sentences.
-    """
+    """Joins the masked sentences of a step with the documents of the mixture."""
 
     def __init__(
         self,

@@ -45,12 +45,7 @@ class ReaderInputs:
 
 @flax.struct.dataclass
 class WarmStartInputs:
-    """The inputs of each model of a warm start; None for a model that is not trained.
-
-    Attributes:
-      pairs: sentence-block pairs for the retriever.
-      reading: masked sentences joined with documents, for the reader.
-    """
+    """The inputs of each model of a warm start; None for one that is not trained."""
 
     pairs: InverseClozeBatch | None
     reading: ReaderInputs | None

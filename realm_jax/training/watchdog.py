@@ -53,15 +53,17 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 def stall_bound(shortest: float, update_seconds: float) -> float:
     """Returns the time without an update after which a run ends itself, in seconds.
 
-    Args:
-      shortest: `StageConfig.stall_seconds`.
-      update_seconds: time of an update, in seconds.
+    `shortest` is `StageConfig.stall_seconds`.
     """
     return max(shortest, _UPDATES * update_seconds)
 
 
 class Watchdog:
-    """Ends the process if no update comes; a context manager around the loop."""
+    """Ends the process if no update comes; a context manager around the loop.
+
+    All processes make one, in the training thread. `shortest` is
+    `StageConfig.stall_seconds`; `end` ends this process with an exit code.
+    """
 
     def __init__(
         self,
@@ -71,15 +73,6 @@ class Watchdog:
         shortest: float,
         end: Callable[[int], object] = os._exit,
     ):
-        """Reads what the model directory remembers; all processes must call it.
-
-        Args:
-          store: the model directory.
-          stopwatch: stopwatch of the training thread, which is the caller's.
-          first_step: number of updates done.
-          shortest: `StageConfig.stall_seconds`.
-          end: ends this process with an exit code.
-        """
         self._store = store
         self._stopwatch = stopwatch
         self._first = self._step = self._seen = first_step
