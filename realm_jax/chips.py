@@ -72,9 +72,6 @@ def multiplies_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     With AVX512-BF16 an EPYC does, and a Xeon does not (docs/benchmarks.md): its unit
     for bfloat16 is AMX, which a virtual machine may hide. On other machines XLA
     converts the operands, which is slower than float32.
-
-    Args:
-      cpuinfo: path of the kernel's description of the processors.
     """
     try:
         processors = pathlib.Path(cpuinfo).read_text()

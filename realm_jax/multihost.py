@@ -71,13 +71,9 @@ class HostsConfig:
 def join(config: HostsConfig, stop: threading.Event | None = None) -> None:
     """Joins the processes of the job; must be called before any other use of JAX.
 
-    Args:
-      config: how they find each other.
-      stop: ends waiting for the processes that the environment defines.
+    `stop` ends waiting for the processes that the environment defines.
 
     Raises:
-      BadInputError: the environment defines the group incompletely, the platform does
-        not provide one, or a process of it does not come (`rendezvous.py`).
       StoppedError: `stop` was set.
     """
     given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -189,9 +185,7 @@ def gather(value: Value) -> list[Value]:
 def run_on_all(action: Callable[[], Value]) -> Value:
     """Runs an action in every process; returns this one's result when all are done.
 
-    Raises:
-      Exception: raised in all processes, if the action failed in any: the exception of
-        the first process in which it did.
+    If it fails in any, all raise the exception of the first process in which it did.
     """
     result, error = _attempt(action)
     for raised in gather(error):
@@ -201,11 +195,7 @@ def run_on_all(action: Callable[[], Value]) -> Value:
 
 
 def run_on_primary(action: Callable[[], Value]) -> Value:
-    """Runs an action in the first process, and returns its result in all.
-
-    Raises:
-      Exception: raised in all processes, if the action failed.
-    """
+    """Runs an action in the first process; all return its result or raise its error."""
     result, error = from_first(_attempt(action) if is_first() else (None, None))
     if error is not None:
         raise error
@@ -231,7 +221,6 @@ class StopRequest:
     """A stop request to any process of the job, seen by all at the same call."""
 
     def __init__(self, event: threading.Event):
-        """Wraps the event that this process's signal handlers set."""
         self._event = event
         self._said = False
 
@@ -275,10 +264,7 @@ def local_rows(array: jax.Array) -> np.ndarray:
 
 def encode(value: Any) -> bytes:
     """Returns a message: None, bool, int, float, str, and lists, tuples, dictionaries
-    and exceptions of these.
-
-    Raises:
-      TypeError: it holds something else.
+    and exceptions of these. Anything else is a TypeError.
     """
     return json.dumps(_packed(value)).encode()
 
@@ -286,8 +272,7 @@ def encode(value: Any) -> bytes:
 def decode(message: bytes) -> Any:
     """Inverts `encode`; of an exception only class and text remain.
 
-    Raises:
-      ValueError: it is no such message.
+    What is no such message is a ValueError.
     """
     return _unpacked(json.loads(message))
 
@@ -357,9 +342,7 @@ def _unpacked(packed: Any) -> Any:
 def _make_error(kinds: Sequence[Sequence[str]], text: str) -> Exception:
     """Returns an exception of the first class that this process has, too.
 
-    Args:
-      kinds: module and name of its class, and of those it is derived from.
-      text: its message.
+    `kinds` are module and name of its class, and of those it is derived from.
     """
     for module, name in kinds:
         if module != "builtins" and not module.startswith("realm_jax."):
