@@ -53,19 +53,18 @@ class AnswerLabels:
     """Finds the answers to questions in a corpus.
 
     Text answers are compared as wordpieces; the blocks with an answer are then looked
-    up in their texts. Regular expressions are matched in the
-    texts of all. Which blocks match is cached, because the retriever finds mostly the
-    same blocks in the next epoch: five bytes for each block retrieved for a question,
-    of the questions asked last.
+    up in their texts. Regular expressions are matched in the texts of all. Which blocks
+    match is cached, because the retriever finds mostly the same blocks in the next
+    epoch: five bytes for each block retrieved for a question, of the questions asked
+    last.
     """
 
     def __init__(
         self, store: TextStore, max_span: int, most_cached: int = _MOST_CACHED
     ):
-        """`max_span` is the length of the reader's longest span, in wordpieces.
+        """Caches so many judgements by patterns, and always those of one question.
 
-        At most `most_cached` judgements by patterns are cached, and always those of one
-        question.
+        `max_span` is the length of the reader's longest span, in wordpieces.
         """
         self._store = store
         self._max_span = max_span
@@ -242,10 +241,7 @@ class _Body(NamedTuple):
 
 
 def _any_in_text(answers: Collection[str], body: str) -> bool:
-    """Returns whether a body that has the wordpieces of answers has their text, too.
-
-    The answers are normalised.
-    """
+    """Returns whether a body that has the wordpieces of answers has their text."""
     # Wordpieces of such texts lack nothing.
     if body.isascii() and any(map(str.isascii, answers)):
         return True

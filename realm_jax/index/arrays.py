@@ -22,12 +22,9 @@ _TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED
 
 
 class ArrayLayout(NamedTuple):
-    """An array as it is to be written.
+    """An array as it is to be written: rows first, `chunk_rows` of them in a file.
 
-    Attributes:
-      shape: rows first.
-      dtype: a NumPy name, or `bfloat16`.
-      chunk_rows: rows per file.
+    The dtype is a NumPy name, or `bfloat16`.
     """
 
     shape: tuple[int, ...]

@@ -292,6 +292,7 @@ class IndexBuilder:
         on_progress: OnProgress | None = None,
     ):
         if config.scann is not None:
+            # Later a missing ScaNN would be taken for a fault of the retriever.
             require_extra("scann", SCANN_PURPOSE)
         self._store = store
         self._blocks = blocks
@@ -309,7 +310,7 @@ class IndexBuilder:
         self._refused: dict[int, str] = {}
 
     def run(self, stop: threading.Event) -> bool:
-        """Builds indexes until the trainer has finished, which it returns, or `stop`.
+        """Builds indexes until `stop`; returns whether the trainer has finished first.
 
         When stopped, it finishes the current shard and leaves the rest to be resumed. A
         damaged or diverged retriever is refused once, and the next one is awaited. A

@@ -105,10 +105,9 @@ def question_candidates(
     joined_length: int,
     include_null: bool = False,
 ) -> Candidates:
-    """Returns the candidates of questions, among which no block is trivial.
+    """Returns the candidates of questions, as `pretrain_candidates`; none is trivial.
 
-    Questions are not made from blocks, so there is nothing to exclude. See
-    `pretrain_candidates` for the arguments.
+    Questions are not made from blocks, so there is nothing to exclude.
     """
     ids = np.asarray(neighbours.ids)
     block_ids, _ = choose_blocks(
@@ -185,13 +184,9 @@ def share_of_grams(
 ) -> np.ndarray:
     """Returns the share (0 to 1) of the sentence's distinct grams in each body.
 
-    A gram is a run of `GRAM_SIZE` wordpieces, or the whole of a shorter sentence. An
-    empty sentence has share 0 with every body.
-
-    Args:
-      sentence: wordpieces without special pieces and padding; grams with a -1 are left
-        out.
-      bodies: wordpieces padded with 0.
+    A gram is a run of `GRAM_SIZE` wordpieces, or the whole of a shorter sentence, and
+    none with a -1. An empty sentence has share 0 with every body. The sentence has no
+    special pieces and no padding, bodies are padded with 0.
     """
     size = min(GRAM_SIZE, len(sentence))
     if size == 0 or size > bodies.shape[-1]:

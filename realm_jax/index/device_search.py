@@ -85,10 +85,7 @@ def place_rows(
     dtype: Any,
     mesh: Mesh,
 ) -> jax.Array:
-    """Shards rows over all devices, padded with zeros; each process reads its own.
-
-    `read` returns rows [start, stop), both within `num_rows`.
-    """
+    """Shards rows over all devices, padded with zeros; each process reads its own."""
     like = rows_shape(num_rows, row_shape, dtype, mesh)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:

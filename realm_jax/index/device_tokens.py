@@ -43,11 +43,8 @@ _READ_BLOCKS = 1 << 16
 class TokenTable:
     """Wordpieces of every block, sharded over the devices like the embeddings.
 
-    Attributes:
-      ids: title and body of each block, truncated to the lengths that models read and
-        padded with 0.
-      title_lengths: number of wordpieces of each title.
-      body_lengths: number of wordpieces of each body.
+    `ids` are title and body, truncated to the lengths that models read and padded with
+    0.
     """
 
     ids: Int[Array, "row length"]
@@ -148,9 +145,9 @@ def pretrain_candidates(
     layout: DocumentLayout,
     mesh: Mesh,
 ) -> Candidates:
-    """Returns the candidates of masked sentences; see `candidates.pretrain_candidates`.
+    """Returns the candidates of masked sentences, with the null document at position 0.
 
-    The null document is always at position 0.
+    See `candidates.pretrain_candidates`.
     """
     found = gather_rows(table, neighbours.ids, mesh)
     bodies = body_inputs(documents(found), layout.joined, jnp)

@@ -81,9 +81,9 @@ class EmbedConfig:
 
 @functools.cache
 def document_embedder(config: RetrieverConfig) -> EmbedFn:
-    """Returns the document tower of this configuration, jitted, without dropout.
+    """Returns the document tower, jitted, without dropout.
 
-    The function is cached, so that a refresh does not recompile it.
+    It is cached, so that a refresh does not recompile it.
     """
     retriever = Retriever(config)
 
@@ -100,9 +100,9 @@ def document_embedder(config: RetrieverConfig) -> EmbedFn:
 def query_embedder(
     config: RetrieverConfig, mesh: Mesh | None = None
 ) -> Callable[[Any, Any], jax.Array]:
-    """Returns the query tower of this configuration, jitted, without dropout.
+    """Returns the query tower, jitted, without dropout.
 
-    Embeddings are sharded over the mesh; None keeps JAX's choice.
+    Embeddings are split over the mesh; without one JAX chooses.
     """
     retriever = Retriever(config)
     by_row = mesh and NamedSharding(mesh, axes.partition_spec("batch"))

@@ -53,10 +53,7 @@ def index_series(store: Store, corpus_fingerprint: str) -> SnapshotSeries:
 
 
 class KnownRows:
-    """The rows of an index, by the hashes of their blocks.
-
-    `url` is the address of the index's commit object, for messages.
-    """
+    """The rows of the index at `url`, by the hashes of their blocks."""
 
     def __init__(self, series: SnapshotSeries, manifest: Manifest):
         self.url = series.store.url(commit_name(series.name, manifest.step))

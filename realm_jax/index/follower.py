@@ -113,10 +113,7 @@ class IndexFollower:
         return self.ready_step is not None
 
     def has_newer(self) -> bool:
-        """Returns whether a newer index is ready, or committed and not refused.
-
-        The first process calls it.
-        """
+        """Returns, in the first process, whether a newer index is ready or to come."""
         committed = self._series.steps()
         # `_load_step` makes an index ready before it raises `_newest`.
         is_to_come = any(s > self._newest and s not in self._skipped for s in committed)

@@ -44,8 +44,6 @@ class JobStatus:
       step: the current training step (for the builder, that of the encoder it embeds).
       state: finished and failed are final; running may also be a job that was killed.
       time: time of the heartbeat, in Unix seconds.
-      pid: process id on `host`.
-      host: host name.
       extra: further values, such as the trainer's `index_step`.
     """
 

@@ -66,8 +66,6 @@ class Manifest:
       step: step of the encoder (for a retriever snapshot, its own training step).
       attempt: name of the attempt; its data is under `data/<step>-<attempt>/`.
       corpus_fingerprint: fingerprint of the block store it belongs to.
-      files: records of files by name within the snapshot, those of arrays included.
-      arrays: records of arrays by name.
       committed: time of the commit, in Unix seconds.
       build_seconds: time from the start of the attempt to the commit, in seconds.
       metadata: values from the writer for its readers; plain JSON.

@@ -64,8 +64,7 @@ def without_sentence(
 ) -> Int[np.ndarray, " rest"]:
     """Returns the body without any occurrence of the sentence, whose -1 match anything.
 
-    It returns nothing if the sentence does not occur, because the body may contain it
-    in another form.
+    Nothing is left if there is none: the body may contain the sentence in another form.
     """
     size = len(sentence)
     if not 0 < size <= len(body):

@@ -32,15 +32,10 @@ _DONORS = "donors"
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRetriever:
-    """A retriever at one training step.
+    """A retriever at one training step, its parameters on the host or on a device.
 
-    Attributes:
-      step: the training step.
-      config: configuration of the retriever.
-      params: its parameters, on the host or on a device.
-      vocabulary_fingerprint: fingerprint of the vocabulary it was trained with.
-      donors: model directories, as absolute paths or gs://, that may have an index by
-        the same document tower, from which rows are copied.
+    `donors` are model directories, as absolute paths or gs://, that may have an index
+    by the same document tower, from which rows are copied.
     """
 
     step: int
@@ -50,17 +45,13 @@ class TrainedRetriever:
     donors: tuple[str, ...] = ()
 
     def params_crc32c(self) -> int:
-        """Returns a checksum of names and values of the parameters.
-
-        It distinguishes retrievers of the same step, from a run and its repetition.
-        """
+        """Returns a checksum of the parameters, which tells repeated runs apart."""
         return _crc32c(flax.traverse_util.flatten_dict(self.params, sep="/"))
 
     def document_crc32c(self) -> int:
         """Returns a checksum of the parameters that embed documents.
 
-        With two towers, fine-tuning changes the query tower alone, and this checksum
-        remains the same.
+        With two towers fine-tuning does not change it: it trains the query tower alone.
         """
         flat = flax.traverse_util.flatten_dict(self.params, sep="/")
         of_queries = f"{QUERY_TOWER}/"
@@ -123,7 +114,9 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
     series.verify(manifest)
     params = read_params(series, manifest)
     try:
-        config = _parse_config(manifest.metadata["config"])
+        towers = dict(manifest.metadata["config"])
+        bert = encoders.from_record(towers.pop("bert"))
+        config = RetrieverConfig(bert=bert, **towers)
         vocabulary_fingerprint = manifest.metadata["vocabulary_fingerprint"]
     except (KeyError, TypeError) as error:
         raise MismatchedSnapshotError(
@@ -173,11 +166,6 @@ def check_reads(
             f"{bert.vocab_size} and {bert.max_positions}; enlarge the model or shorten "
             "the documents."
         )
-
-
-def _parse_config(metadata: Mapping[str, Any]) -> RetrieverConfig:
-    values = dict(metadata)
-    return RetrieverConfig(bert=encoders.from_record(values.pop("bert")), **values)
 
 
 def _check_params(config: RetrieverConfig, params: PyTree, step: int) -> None:

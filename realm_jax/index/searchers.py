@@ -107,13 +107,10 @@ def make_searcher(
 
 
 class DeviceSearcher:
-    """Searches on the accelerators, over rows that are sharded over a mesh.
+    """Searches on the accelerators, over a `table` of rows that is sharded over a mesh.
 
     In float32 it is exact, and ties are ordered by block id, so that the result is
     deterministic on every backend. Without a mesh it is on one device.
-
-    Attributes:
-      table: the embeddings, for steps that include the search.
     """
 
     def __init__(

@@ -42,14 +42,7 @@ class SnapshotWriter:
 
     Several hosts of one job may write to one attempt; one of them commits when all are
     done. Another job must never do so: continuing to write to an attempt that is
-    committed would damage it.
-
-    Attributes:
-      step: step of the encoder.
-      attempt: name of the attempt, unique in the series.
-      corpus_fingerprint: fingerprint of the block store the snapshot belongs to.
-      metadata: values for the readers.
-      began: start of the attempt, in Unix seconds.
+    committed would damage it. `began` is the start of the attempt, in Unix seconds.
     """
 
     def __init__(
@@ -61,10 +54,7 @@ class SnapshotWriter:
         attempt: str,
         header: Mapping[str, Any],
     ):
-        """Called by `SnapshotSeries.begin`, `join` and `resume`.
-
-        `header` is the contents of the attempt's `attempt.json`.
-        """
+        """Called by `SnapshotSeries`; `header` is the content of `attempt.json`."""
         self.step = step
         self.attempt = attempt
         self.corpus_fingerprint: str = header["corpus_fingerprint"]

@@ -67,10 +67,7 @@ INDEX_SERIES = "index"
 
 
 class SnapshotSeries:
-    """The snapshots of one kind in a model directory, by step.
-
-    The name is `RETRIEVER_SERIES`, `INDEX_SERIES`, or that of a similar series.
-    """
+    """The snapshots of one kind, such as `INDEX_SERIES`, in a model directory."""
 
     def __init__(self, store: Store, name: str):
         self.store = store

@@ -43,13 +43,7 @@ SearcherT = TypeVar("SearcherT")
 
 @dataclasses.dataclass(frozen=True)
 class LoadedIndex(Generic[SearcherT]):
-    """An index ready to be searched.
-
-    Attributes:
-      searcher: searches it.
-      manifest: its manifest.
-      rows: its embeddings on the host, if the source keeps them.
-    """
+    """An index ready to be searched; `rows` on the host if the source keeps them."""
 
     searcher: SearcherT
     manifest: Manifest
@@ -78,13 +72,8 @@ class IndexSource:
     """Builds, loads and opens the indexes of a run.
 
     Attributes:
-      model_store: the model directory.
-      corpus: the blocks.
-      config: configuration of the retriever.
       embed: how blocks are embedded here.
       searcher: "device" or "scann".
-      mesh: the devices of the searcher "device".
-      device: how they search.
       donors: other model directories whose indexes may have the same document tower,
         such as that of the previous stage.
       keeps_rows: whether loaded indexes have their embeddings on the host, too.
@@ -165,10 +154,7 @@ class IndexSource:
         return LoadedIndex(searcher, manifest, rows)
 
     def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
-        """Requires that an index was embedded with exactly these parameters.
-
-        That of an earlier run in this folder was not.
-        """
+        """Requires that an index was embedded with exactly these parameters."""
         made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
         if made_by != self.retriever(step, params).params_crc32c():
             where = self.model_store.url(f"index/commits/{step}.json")
