@@ -40,7 +40,6 @@ class RetrievingInputs:
     """A step's masked sentences, and the corpus to search for them.
 
     Attributes:
-      batch: the masked sentences.
       embeddings: the index; None where it is part of the state (`rolling_refresh.py`).
       tokens: the wordpieces of the same blocks.
       own: the sentences' own blocks, where they are candidates (`own_blocks.py`).
@@ -57,11 +56,8 @@ class RetrievingLoss(Loss):
     """`PretrainLoss` over the candidates of a search in the same program.
 
     Attributes:
-      loss: the loss of the candidates.
       num_candidates: documents per example, the null document and the own block
         included.
-      layout: lengths and special wordpieces of the documents.
-      mesh: the devices that hold the corpus.
       approximate: see `device_search.search`.
       embeddings_from_index: whether the candidates' embeddings are taken from the index
         instead of being computed; for a frozen document tower.

@@ -72,10 +72,7 @@ def score_of(details: Mapping[str, Any]) -> dict[str, float]:
 
 
 def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """Returns the step with the highest score; of equal ones the latest.
-
-    The details are by step. It is None if no checkpoint has a finite score.
-    """
+    """Returns the latest step with the highest finite score; None without a score."""
     scores = {
         step: value
         for step, found in details.items()
@@ -93,10 +90,7 @@ def add_detail(store: Store, step: int, name: str, value: Any) -> None:
 
 
 def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
-    """Writes the manifest of a checkpoint whose files are complete, which finishes it.
-
-    Its details are JSON values that are read when it is restored.
-    """
+    """Writes a checkpoint's manifest once its files are complete, which finishes it."""
     # Orbax syncs its arrays alone.
     store.sync(f"{FOLDER}/{step}")
     files = manifests.file_records(store.stats(f"{FOLDER}/{step}"))

@@ -189,10 +189,7 @@ class KeptCheckpoints:
         return score >= self._details[best][name]
 
     def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds a checkpoint that is being saved, and drops those that it replaces.
-
-        Returns its details with the score of this step, if it was measured.
-        """
+        """Adds a checkpoint; returns its details with the score of its step, if any."""
         score = self._measured.get(step, {})
         details = {**details, **score}
         # An existing checkpoint keeps its details, see `Checkpointer.save`.

@@ -59,8 +59,8 @@ def read_dev_questions(
 ) -> list[Question]:
     """Reads the questions by which a checkpoint is chosen, evenly spread over the file.
 
-    They are at most `max_questions`, None for all, of a split that is not trained on;
-    none without a path.
+    There are at most `max_questions`, and none without a path. Their split is never the
+    one that is trained on.
     """
     if not path:
         return []

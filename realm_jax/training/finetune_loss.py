@@ -24,7 +24,6 @@ class FinetuneInputs:
     """Questions with the blocks that the index found.
 
     Attributes:
-      questions: the questions of the step.
       block_embeddings: the index's embeddings of the retrieved blocks, best first.
       block_valid: False for an empty slot.
       block_has_answer: whether the block's body contains an answer.
@@ -58,10 +57,6 @@ class FinetuneLoss(Loss):
     behind them keep the index's embeddings, which are constants.
 
     Attributes:
-      retriever: embeds questions, and documents where it is trained on them.
-      reader: scores the spans of documents.
-      marginalization: over which documents the reader's probabilities are summed.
-      microbatches: see `model_calls.py`.
       packing: lengths of rows that two documents share, where all fit; None to pack
         none.
     """

@@ -39,10 +39,7 @@ class FiniteUpdates:
         self._unread.append((step, watched))
 
     def require_updates(self) -> None:
-        """Requires that the updates since the last call were finite; waits for them.
-
-        The first that was not, or that was skipped beyond the bound, is named.
-        """
+        """Requires that updates since the last call were finite; names another."""
         unread, self._unread = jax.device_get(self._unread), []
         for update, means in unread:
             values = {name: float(mean.total) for name, mean in means.items()}
@@ -62,11 +59,7 @@ class FiniteUpdates:
                 )
 
     def require(self, step: int, tree: PyTree) -> None:
-        """Requires that all updates and a tree are finite, before it is kept.
-
-        The first parameter, moment of the optimizer or row of the index that is not
-        finite is named.
-        """
+        """Requires that all updates and a tree are finite; names what is not."""
         self.require_updates()
         name = _not_finite(tree)
         if name is not None:

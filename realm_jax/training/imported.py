@@ -117,7 +117,8 @@ def import_weights(config: ImportConfig) -> Imported:
         index = None
         trained = _trained(model, vocabulary, corpus, config)
         _save_checkpoint(partial, model.params, trained)
-        _save_vocabulary(partial, vocabulary)
+        vocabulary.save(partial / VOCABULARY_FILE)
+        vocabulary.save_pair_tokenizer(partial / "tokenizer.json")
         if rows is not None and corpus is not None and _RETRIEVER in model.params:
             index = _save_index(partial, model, corpus, vocabulary, *rows)
         _write_record(partial, config, models, trained)
@@ -309,11 +310,6 @@ def _save_checkpoint(folder: pathlib.Path, params: PyTree, trained: Trained) -> 
         checkpointer.save(state, details)
     finally:
         checkpointer.close()
-
-
-def _save_vocabulary(folder: pathlib.Path, vocabulary: WordPiece) -> None:
-    vocabulary.save(folder / VOCABULARY_FILE)
-    vocabulary.save_pair_tokenizer(folder / "tokenizer.json")
 
 
 def _save_index(

@@ -240,10 +240,7 @@ class IndexClient:
         ).start()
 
     def _require_of_this_run(self, manifest: Manifest) -> None:
-        """Requires an index of this run's retriever, embedded at its document length.
-
-        A builder may commit an index of a retriever of a lost run, or of another run.
-        """
+        """Requires an index of a retriever of this run, not of a lost or other one."""
         step = manifest.step
         length = manifest.metadata["embed"]["document_length"]
         if length != self._source.embed.document_length:

@@ -101,10 +101,7 @@ class Probe:
 
 
 def mean_kl(stale, live, valid) -> float:
-    """Returns the mean over rows of KL(softmax(stale) || softmax(live)), in nats.
-
-    All are of shape [query, neighbour]; `valid` is False for a slot without a block.
-    """
+    """Returns the mean over rows of KL(softmax(stale) || softmax(live)), in nats."""
     log_p, log_q = (
         scipy.special.log_softmax(np.where(valid, scores, -np.inf), axis=-1)
         for scores in (stale, live)

@@ -87,10 +87,7 @@ class IndexMetrics:
         self._measure_recall(step, params, searcher)
 
     def of_spans(self, params: PyTree, searcher: Searcher) -> float | None:
-        """Predicts the held-out masked spans, with the index in use.
-
-        Returns the mean retrieval utility, in nats; None if there are no spans.
-        """
+        """Returns the mean utility of held-out spans, in nats; None without any."""
         if self._spans is None:
             return None
         began = time.perf_counter()

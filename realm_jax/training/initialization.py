@@ -85,11 +85,7 @@ Reader = KnowledgeEncoder | SpanReader
 def initial_params(
     retriever: Retriever, reader: Reader, lengths: Lengths, seed: int
 ) -> tuple[PyTree, PyTree]:
-    """Draws random parameters, {"retriever": ..., "reader": ...}.
-
-    Beside them it returns, as a tree of the same structure, the logical axes with which
-    they were created.
-    """
+    """Draws {"retriever": ..., "reader": ...}; returns it and its logical axes."""
     retriever_key, reader_key = jax.random.split(jax.random.key(seed))
     document, joined = (
         jnp.zeros((1, 1, length), jnp.int32)
@@ -132,10 +128,7 @@ def model_directories(source: str) -> tuple[str, ...]:
 
 
 def recorded_activation(source: str) -> str | None:
-    """Returns the activation of the encoders in a source; None if it does not say.
-
-    Nothing need be there.
-    """
+    """Returns the activation of a source's encoders; None if nothing there says it."""
     if not source:
         return None
     if weights_file(source) is not None:

@@ -134,13 +134,14 @@ class Lease:
 
     def _require_silence(self, number: int, stale_seconds: float) -> None:
         """Watches a lease until it is stale or released; a sign of life is refused."""
-        seen, deadline = self._last_beat(number), time.monotonic() + stale_seconds
+        seen = self._read(_beat_name(number))
+        deadline = time.monotonic() + stale_seconds
         _log.info("waiting for %s to end, or to be silent", self._holder(number))
         while time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             if self._newest() != number or self._is_over(number):
                 return
-            if self._last_beat(number) != seen:
+            if self._read(_beat_name(number)) != seen:
                 raise BadInputError(
                     f"expected no other trainer in {self._store.url()}, but "
                     f"{self._holder(number)} is at work there; wait for its end, stop "
@@ -179,9 +180,6 @@ class Lease:
         self._store.write(
             _beat_name(self._number), json.dumps({"beat": count}).encode()
         )
-
-    def _last_beat(self, number: int) -> dict[str, Any] | None:
-        return self._read(_beat_name(number))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """Returns a JSON object; None if it is absent, `_DAMAGED` if it is damaged."""

@@ -113,10 +113,7 @@ class Loop:
                 self._watchdog(stage.step)
 
     def update(self, inputs: Any) -> None:
-        """Hands one update over to the devices.
-
-        Its inputs are host arrays of this process, as made of `Stage.batch`.
-        """
+        """Hands an update over to the devices, with inputs as made of `Stage.batch`."""
         stage = self._stage
         inputs = placement.place_batch(stage.mesh, inputs)
         self._accounting.see(stage.state, inputs)

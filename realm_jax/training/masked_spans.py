@@ -36,7 +36,6 @@ class MaskedSpans:
     """A model's predictions of masked spans, row by row.
 
     Attributes:
-      batch: the masked sentences.
       block_ids: the documents that were read; -1 is the null document.
       correct: 1.0 where every masked wordpiece is predicted right, over all documents.
       null_correct: the same given the null document alone.

@@ -29,10 +29,7 @@ def run_model(
     microbatches: int = 1,
     **options: Any,
 ) -> Any:
-    """Runs a method of a model, None for `__call__`, on arrays of a batch.
-
-    Without a key there is no dropout. The options are the same for all parts.
-    """
+    """Runs a method of a model on arrays of a batch; no key means no dropout."""
 
     def run(key: jax.Array | None, *inputs: Array) -> Any:
         return model.apply(

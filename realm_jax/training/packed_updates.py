@@ -27,10 +27,7 @@ Auxiliary = TypeVar("Auxiliary")
 
 @dataclasses.dataclass(frozen=True)
 class PackedLengths:
-    """Wordpieces of the embedder's and reader's rows that two sequences share.
-
-    None: each sequence has its own row.
-    """
+    """Wordpieces of a row that two sequences share; None for a row for each."""
 
     document: int | None = None
     joined: int | None = None

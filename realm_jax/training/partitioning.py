@@ -52,10 +52,7 @@ class MeshConfig:
         )
 
     def shape(self, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
-        """Returns the devices along each axis.
-
-        They multiply to the number of devices, and no axis but `data` spans slices.
-        """
+        """Returns the devices along each axis, of which `data` alone spans slices."""
         inner = self.fsdp * self.model
         data = num_devices // inner if self.data == -1 else self.data
         shape = (data, self.fsdp, self.model)
@@ -78,10 +75,7 @@ AXIS_TYPES = (AxisType.Auto,) * len(axes.MESH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Arranges devices in a mesh: neighbours along `model`, slices along `data`.
-
-    None is for all devices of the job.
-    """
+    """Arranges devices in a mesh: neighbours along `model`, slices along `data`."""
     devices = jax.devices() if devices is None else devices
     said = len({getattr(device, "slice_index", 0) for device in devices})
     num_slices = config.slices or said
@@ -128,10 +122,7 @@ def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
 
 
 def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
-    """Returns the sharding of each parameter, from its logical axes.
-
-    These are the `params_axes` collection that `init` returns beside `params`.
-    """
+    """Returns the sharding of each parameter, from `init`'s `params_axes`."""
     names = flax.core.unfreeze(flax_partitioning.get_axis_names(params_axes))
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, axes.partition_spec(*spec)),

@@ -168,11 +168,7 @@ class PretrainConfig(StageConfig):
             )
 
     def _require_exact_index(self) -> None:
-        """Requires a frozen document tower, and an index that steps can read.
-
-        The index of a tower that trains is stale, and that of a host searcher is not
-        available to the step.
-        """
+        """Requires an index that steps can read, of a tower that does not train."""
         if not self.embeddings_from_index:
             return
         if not {"retriever", "retriever/document_tower"} & set(self.frozen):
@@ -196,10 +192,7 @@ class PretrainConfig(StageConfig):
 
     @property
     def requires_held_out(self) -> bool:
-        """True if a task without a validation split is refused.
-
-        It is if a number of sentences was set explicitly.
-        """
+        """True if the number of held-out sentences was set, so that they must exist."""
         return self.held_out_examples not in (0, PretrainConfig.held_out_examples)
 
     @property

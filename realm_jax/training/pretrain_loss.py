@@ -50,11 +50,6 @@ class PretrainLoss(Loss):
     loss are over the candidates of a sentence, whatever the normalisation.
 
     Attributes:
-      retriever: embeds queries and documents.
-      reader: predicts masked wordpieces.
-      marginalization: over which documents are summed.
-      normalization: of p(z|x) in the loss.
-      microbatches: see `model_calls.py`.
       packing: lengths of rows that two candidates share, where all fit; None to pack
         none. The null document is never packed.
     """

@@ -71,10 +71,7 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     def embeddings_of(
         self, block_ids: Int[np.ndarray, "batch neighbour"]
     ) -> Float[Array, "batch neighbour projection"]:
-        """Returns the index's embeddings of this process's part of a batch.
-
-        For id -1 it is any row.
-        """
+        """Returns embeddings for this process's part of a batch; any for id -1."""
         rows = self.current.rows
         assert rows is not None
         return rows[np.maximum(block_ids, 0)]

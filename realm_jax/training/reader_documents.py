@@ -63,10 +63,11 @@ def choose_retrieved(
 ) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
     """Returns the retrieved block with which each masked sentence is read.
 
-    It is the best block that contains the answer, or else the best one; -1, the null
-    document, where all neighbours are trivial (`find_trivial`). Beside it stands
-    whether it contains the answer. The answer is the first run of scored wordpieces:
-    the span, and of several spans that are masked together the one that was drawn.
+    It is the best block that contains the answer, or else the best one, never a trivial
+    one (`find_trivial`); -1, the null document, where all neighbours are trivial.
+    Beside it stands whether it contains the answer: the first run of scored wordpieces,
+    which is the span, and of several spans that are masked together the one that was
+    drawn.
 
     Args:
       neighbours: block ids, best first; -1 where none was found.

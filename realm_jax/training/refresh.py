@@ -41,10 +41,7 @@ class RefreshMode(enum.Enum):
 
 
 def blocking_rebuilds(mode: RefreshMode, train_steps: int, period: int) -> float:
-    """Returns how often training waits while the whole corpus is embedded.
-
-    Once where only the first index is made that way.
-    """
+    """Returns how often training waits while the whole corpus is embedded."""
     often = {RefreshMode.ASYNC: 0.0, RefreshMode.BLOCKING: train_steps / period}
     return often.get(mode, 1.0)
 
@@ -59,10 +56,7 @@ class WhenStale(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StalenessBound:
-    """The maximum age of an index, and what to do when it is reached.
-
-    The age is the updates since its encoder was published; None is for any.
-    """
+    """The maximum age of an index, in updates, and what to do beyond it."""
 
     max_steps: int | None = None
     action: WhenStale = WhenStale.WAIT
@@ -183,10 +177,9 @@ class Refresher:
         self._use(index)
 
     def adopt(self, step: int, index: LoadedIndex, saved: Mapping[str, Any]) -> None:
-        """Uses the index that a checkpoint held; called instead of `start`.
+        """Uses the index that a checkpoint with details `saved` held; replaces `start`.
 
-        `saved` are the checkpoint's details. The index's manifest is that of the one
-        that it was made from.
+        The index's manifest is that of the one that it was made from.
         """
         oldest = index.manifest.step
         found = saved.get(_SLICES)

@@ -119,10 +119,7 @@ def embed_slice(
     params: PyTree,
     step: Int[Array, ""],
 ) -> EmbeddingTable:
-    """Embeds the slice of rows due at this step; each device embeds its own rows.
-
-    The parameters are the retriever's at `step`, the number of updates done.
-    """
+    """Embeds the slice of rows due at this step; each device embeds its own rows."""
     assert renewal.period is not None
     num_devices, num_local = mesh.size, index.rows.shape[0] // mesh.size
     at_once = max(1, min(renewal.batch_size // num_devices, num_local))

@@ -7,7 +7,6 @@ checkpoints, so that a resumed run goes on with the same ones.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -35,13 +34,9 @@ InputsT = TypeVar("InputsT")
 
 @dataclasses.dataclass(frozen=True)
 class _Ahead(Generic[InputsT]):
-    """A search that is running for a later update.
+    """A search that is running for the update after `step` updates.
 
-    Attributes:
-      step: number of updates done before that update.
-      index_step: version of the index that is searched.
-      found: the inputs, and the neighbours from which they are made.
-      queries: the embeddings that the search waits for; None if it needs none.
+    `queries` are the embeddings that it waits for; None if it needs none.
     """
 
     step: int
@@ -87,10 +82,7 @@ class SearchAhead(Generic[BatchT, InputsT]):
         index: LoadedIndex,
         batch_at: Callable[[int], BatchT],
     ) -> InputsT:
-        """Returns the inputs of the next update, and begins those of the one after it.
-
-        `batch_at` maps the updates done to this process's batch of the next update.
-        """
+        """Returns the inputs of the next update, and begins those of the second."""
         inputs = self._found_for(step, index)
         if inputs is None:
             batch = batch_at(step)
@@ -180,10 +172,7 @@ def search_local(
     k: int,
     mesh: Mesh,
 ) -> Neighbours:
-    """Returns the neighbours of this process's rows of a batch, on the host.
-
-    The queries are split over the mesh; with "scann" each process searches its own.
-    """
+    """Returns the neighbours of this process's rows of the queries, on the host."""
     return start_search(searcher, queries, k, mesh)()
 
 
@@ -199,11 +188,6 @@ def start_search(
     searched when the function is called, in any thread.
     """
     if isinstance(searcher, DeviceSearcher):
-        return functools.partial(
-            _fetch_rows, searcher.search(queries, k), local_rows(mesh, len(queries))
-        )
+        found, rows = searcher.search(queries, k), local_rows(mesh, len(queries))
+        return lambda: jax.tree.map(lambda array: array[rows], jax.device_get(found))
     return lambda: searcher.search(multihost.local_rows(queries), k)
-
-
-def _fetch_rows(found: Neighbours, rows: np.ndarray) -> Neighbours:
-    return jax.tree.map(lambda array: array[rows], jax.device_get(found))

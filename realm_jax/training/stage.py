@@ -88,10 +88,7 @@ class StageParts(Generic[ReaderT]):
         embed: EmbedConfig,
         device: DeviceConfig | None = None,
     ) -> IndexSource:
-        """Returns the source of this run's indexes.
-
-        Blocks are embedded at the length of this run's documents.
-        """
+        """Returns the source of this run's indexes, at its documents' length."""
         return IndexSource(
             self.model_store,
             self.corpus,
@@ -194,9 +191,7 @@ class Stage(StageParts[ReaderT]):
     """A training stage of one run, continued from its latest checkpoint.
 
     Attributes:
-      name: name of the stage.
       step: number of updates done, as in the state, which may still be computed.
-      lease: the right to write to the model directory.
       finite: the updates, as far as they have been found finite.
       learning_rate: (updates done) -> learning rate of the next update.
     """
@@ -263,10 +258,7 @@ class Stage(StageParts[ReaderT]):
         )
 
     def save(self, more_details: CheckpointDetails = dict) -> None:
-        """Saves the state as a checkpoint, with details beyond those of every stage.
-
-        These are asked for once the state is known to be one that may be saved.
-        """
+        """Saves the state as a checkpoint, if it is one that may be saved."""
         self.begin()  # One without updates is saved without a loop.
         self.stopwatch.wait_for(self.state)
         with self.stopwatch.part(Part.CHECKPOINT):
@@ -279,10 +271,7 @@ class Stage(StageParts[ReaderT]):
             self._checkpointer.save(self.state, details)
 
     def require_finite(self, tree: PyTree) -> None:
-        """Requires that all updates and a tree, the state or a part, are finite.
-
-        To be called before they are kept or measured; they are waited for.
-        """
+        """Waits for a tree, such as the state, and requires that it is finite."""
         self.stopwatch.wait_for(tree)
         self.finite.require(self.step, tree)
 

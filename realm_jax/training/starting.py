@@ -21,10 +21,7 @@ def starting_params(
     retriever_config: RetrieverConfig,
     corpus: BlockStore,
 ) -> PyTree:
-    """Replaces random parameters by those of the run's sources, if it has any.
-
-    A projection is fitted to the blocks of the corpus.
-    """
+    """Replaces random parameters by those of the run's sources, if it has any."""
     started = initialization.warm_start_params(
         params,
         config.warm_start,

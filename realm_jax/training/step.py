@@ -41,8 +41,8 @@ class Loss(abc.ABC):
     ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
         """Returns the scalar, the metrics, and the index of the next state.
 
-        `params` are those of the state, with respect to which the scalar is
-        differentiated.
+        The scalar is differentiated with respect to `params`, which are those of the
+        state.
         """
         loss, metrics = self(params, inputs, step_key(state))
         return loss, (metrics, state.index)
@@ -50,10 +50,7 @@ class Loss(abc.ABC):
     def arguments(
         self, state: TrainState, inputs: Any
     ) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
-        """Returns the arguments of the loss in an update; of the key only the shape.
-
-        State and inputs may be arrays or shapes.
-        """
+        """Returns the arguments of the loss in an update, of the key only the shape."""
         return state.params, inputs, jax.eval_shape(step_key, state)
 
     def update_flops(self, state: TrainState, inputs: Any) -> int:

@@ -96,11 +96,7 @@ class Stopwatch:
 
 
 class Accounting:
-    """Computes speed, utilisation and the time split for each line of metrics.
-
-    The loss is hashable, the batch size that over all devices, and the devices are
-    those of all processes.
-    """
+    """Computes speed, utilisation and the time split for each line of metrics."""
 
     def __init__(
         self,

@@ -22,10 +22,8 @@ _STREAM = 2
 class UnmaskedTargets:
     """Wordpieces of sentence and document that are predicted at their own position.
 
-    Attributes:
-      weights: 1.0 where a row has a target, else 0.0.
-      positions: positions in the reader's input.
-      ids: the wordpieces at these positions.
+    That is their position in the reader's input; weights are 0.0 where there is no
+    target.
     """
 
     weights: Float[Array, "batch target"]

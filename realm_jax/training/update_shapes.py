@@ -28,12 +28,8 @@ _DTYPES = ("int32", "float32", "bool")
 class UpdateShapes(NamedTuple):
     """What the update of a stage is compiled for, where documents are not packed.
 
-    Attributes:
-      reader: the stage's reader.
-      loss: the loss that is minimised.
-      frozen: parameter paths that are not trained.
-      inputs: the inputs of a step over all processes, as shapes with shardings.
-      index: the index in the state, likewise; None if the state has none.
+    The inputs of a step are those over all processes, as shapes with shardings, and so
+    is the index in the state; None if the state has none.
     """
 
     reader: Reader
@@ -54,11 +50,10 @@ def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any
 
 
 def shapes_of(kind: Any, sizes: Mapping[str, int], mesh: Mesh, **given: Any) -> Any:
-    """Returns inputs as shapes, by the annotations of their type.
+    """Returns inputs as shapes, by the annotations of their type, a dataclass.
 
-    That is a dataclass of arrays; the sizes are those of the dimensions that the
-    annotations name. Fields that are `given` have other values; what is not given and
-    has a default keeps it.
+    The sizes are of the dimensions that they name. A field that is `given`, or has a
+    default, has that value.
     """
     annotations = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):

@@ -24,8 +24,6 @@ class ReaderInputs:
     """Masked sentences, each joined with one document.
 
     Attributes:
-      batch: the masked sentences.
-      joined_ids, joined_segment_ids: sentence and document.
       kind: kind of the document, as an index into `reader_documents.KINDS`.
       has_answer: whether it is a retrieved block that contains the answer.
       span_is_answer: for each span of the body, whether it is a masked one; None for a
@@ -59,9 +57,6 @@ class WarmStartLoss(Loss):
     then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
 
     Attributes:
-      retriever: embeds queries and documents.
-      reader: predicts masked wordpieces.
-      microbatches: see `model_calls.py`.
       packing: lengths of rows that two documents share, where all fit; None to pack
         none.
     """

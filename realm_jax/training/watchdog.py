@@ -51,10 +51,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def stall_bound(shortest: float, update_seconds: float) -> float:
-    """Returns the time without an update after which a run ends itself, in seconds.
-
-    `shortest` is `StageConfig.stall_seconds`.
-    """
+    """Returns the seconds without an update, at least `shortest`, that end a run."""
     return max(shortest, _UPDATES * update_seconds)
 
 

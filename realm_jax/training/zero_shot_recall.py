@@ -26,8 +26,7 @@ from realm_jax.models.retriever import RetrieverConfig
 class HeldOutQuestions:
     """Questions of one split, whose answers are looked for in what is retrieved.
 
-    Attributes:
-      ids: int32 [question, query], `[CLS] question [SEP]`.
+    `ids` are int32 [question, query], `[CLS] question [SEP]`.
     """
 
     def __init__(self, corpus: BlockStore, path: str, split: str, query_length: int):
