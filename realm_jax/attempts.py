@@ -35,8 +35,6 @@ class Attempt:
 
     Attributes:
       config: the configuration, with its `model_dir`.
-      arguments: the command line.
-      gin: returns gin's operative configuration.
       others: further configurations by name, dataclasses too.
       note: called with a sentence on the settings that have changed.
     """

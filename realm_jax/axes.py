@@ -48,10 +48,7 @@ def partition_spec(*names: str | None) -> PartitionSpec:
 
 
 def num_batch_shards(mesh_shape: Mapping[str, int]) -> int:
-    """Returns the number of parts into which a mesh of this shape splits a batch.
-
-    An axis that is absent splits nothing.
-    """
+    """Returns the number of parts of a batch; an absent mesh axis splits nothing."""
     return math.prod(mesh_shape.get(axis, 1) for axis in AXIS_RULES["batch"] or ())
 
 

@@ -22,10 +22,7 @@ MODULES: Mapping[str, Sequence[str]] = {
 
 
 def require_extra(extra: str, purpose: str) -> None:
-    """Checks that the libraries of an extra are installed; imports none of them.
-
-    `purpose` is what requires the extra, for the error message.
-    """
+    """Checks, without importing them, that an extra's libraries are installed."""
     for module in MODULES[extra]:
         if not _is_installed(module):
             raise BadInputError(

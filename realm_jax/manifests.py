@@ -67,10 +67,7 @@ def require_fields(record: Any, fields: Mapping[str, type | UnionType]) -> None:
 
 
 def parse_files(table: Any) -> dict[str, FileRecord]:
-    """Returns the records in the file table of a manifest; other fields are ignored.
-
-    Anything else is a ValueError.
-    """
+    """Returns the records in the file table of a manifest; ValueError if it is none."""
     require_fields(table, {})
     records = {}
     for name, entry in table.items():

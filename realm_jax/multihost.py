@@ -44,6 +44,7 @@ _BARRIER_AFTER = 256
 _BROADCASTS, _GATHERS, _NOTES = "realm/broadcasts", "realm/gathers", "realm/notes"
 
 _calls = itertools.count()
+_last_barrier: list[int] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,10 +226,7 @@ class StopRequest:
         self._said = False
 
     def asked(self) -> bool:
-        """Returns whether this process was asked, in the first whether any was.
-
-        Other processes notify the first.
-        """
+        """Returns whether this process was asked; in the first, whether any was."""
         if self._event.is_set() and not self._said:
             self._said = True
             post("stop", True)
@@ -236,8 +234,7 @@ class StopRequest:
 
     def is_set(self) -> bool:
         """Returns whether any process was asked; a collective call."""
-        asked = self.asked()
-        return from_first(asked)
+        return from_first(self.asked())
 
 
 def fetch(tree: PyTree) -> PyTree:
@@ -293,16 +290,9 @@ def _barrier(call: int) -> None:
         # All processes have read the earlier messages, but may still be reading the
         # values of this barrier.
         service.key_value_delete(f"{_BROADCASTS}/")
-        _forget_gather(call)
-
-
-_last_meeting: list[int] = []
-
-
-def _forget_gather(call: int) -> None:
-    for last in _last_meeting:
-        _service().key_value_delete(f"{_GATHERS}/{last}/")
-    _last_meeting[:] = [call]
+        for last in _last_barrier:
+            service.key_value_delete(f"{_GATHERS}/{last}/")
+        _last_barrier[:] = [call]
 
 
 def _parse(note: tuple[str, bytes]) -> tuple[int, Any]:

@@ -21,10 +21,7 @@ def replicate(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
-    """Returns the rows of a batch that this process's devices hold, in order.
-
-    The batch has to split evenly over the devices.
-    """
+    """Returns the rows of a batch, split evenly, that this process's devices hold."""
     parts = num_parts(mesh)
     if batch_size % parts:
         raise BadInputError(

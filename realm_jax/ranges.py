@@ -102,7 +102,7 @@ _BY_ANNOTATION = ((bool, BOOL), (bool | None, BOOL.or_none()))
 
 
 def require_ranges(config: Any, **ranges: Range) -> None:
-    """Requires that settings of a configuration, a dataclass, lie in their ranges.
+    """Requires that settings of a dataclass lie in their ranges.
 
     Its fields of type `bool` have a range without being named.
     """

@@ -48,7 +48,6 @@ class Trained:
     """What a training stage makes, and what is needed to use it without gin files.
 
     Attributes:
-      stage: name of the stage, such as "warm_start".
       model: the towers, from `initialization.describe`.
       data_order: settings that fix the examples of each update, and how they are read.
       questions: location of the held-out questions, or "".

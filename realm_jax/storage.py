@@ -379,10 +379,7 @@ def _durable(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def _make_folder(path: Path) -> None:
-    """Makes a folder and those above it, durably.
-
-    Raises FileNotFoundError if another process deletes it meanwhile.
-    """
+    """Makes a folder and those above it, durably, unless it is deleted meanwhile."""
     places = (path, *path.parents)
     new = list(itertools.takewhile(lambda place: not place.exists(), places))
     try:
