@@ -147,7 +147,7 @@ def build_once(
     step, corpus = retriever.step, blocks.fingerprint
     name = multihost.run_on_primary(lambda: index_series(store, corpus).name)
     series = SnapshotSeries(store, name)
-    metadata = _metadata(retriever, config)
+    metadata = index_metadata(retriever, config)
     made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
     known = find_known(store, retriever.donors, metadata | made_by, corpus)
 
@@ -244,7 +244,9 @@ def _embedded(attempt: str, done: int) -> int:
     return done + sum(count for name, count in others.values() if name == attempt)
 
 
-def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
+def index_metadata(
+    retriever: TrainedRetriever, config: BuilderConfig
+) -> dict[str, Any]:
     """Returns the metadata that must agree for shards to belong to one index."""
     metadata = {
         RETRIEVER_CRC32C: retriever.params_crc32c(),

@@ -282,19 +282,17 @@ def _best_rows(
     approximate: bool,
 ) -> tuple[Array, Array]:
     """Returns scores and ids of the k best rows of this device, ties by id."""
+    stream = functools.partial(
+        _stream,
+        num_blocks=table.num_blocks,
+        first_id=first_id,
+        batch_size=len(queries),
+        chunk_rows=chunk_rows,
+        approximate=approximate,
+    )
     if table.codes is None or table.scales is None:
         queries = queries.astype(table.rows.dtype)
-        score = functools.partial(_inner_products, queries)
-        return _stream(
-            score,
-            (table.rows,),
-            table.num_blocks,
-            first_id,
-            len(queries),
-            k,
-            chunk_rows,
-            approximate,
-        )
+        return stream(functools.partial(_inner_products, queries), (table.rows,), k)
     query_codes, query_scales = quantize(queries)
 
     def score_codes(codes: Array, scales: Array) -> Array:
@@ -303,16 +301,7 @@ def _best_rows(
         )
         return products * scales * query_scales[:, None]
 
-    rough, ids = _stream(
-        score_codes,
-        (table.codes, table.scales),
-        table.num_blocks,
-        first_id,
-        len(queries),
-        _RESCORED * k,
-        chunk_rows,
-        approximate,
-    )
+    rough, ids = stream(score_codes, (table.codes, table.scales), _RESCORED * k)
     # Sorted by id, so that ties are again ordered by id.
     ids = jnp.sort(jnp.where(rough > -jnp.inf, ids, jnp.iinfo(jnp.int32).max), axis=1)
     places = jnp.clip(ids - first_id, 0, table.rows.shape[0] - 1)
@@ -339,10 +328,11 @@ def _inner_products(queries: Array, rows: Array) -> Array:
 def _stream(
     score: Callable[..., Array],
     arrays: tuple[Array, ...],
+    k: int,
+    *,
     num_blocks: Array,
     first_id: Array,
     batch_size: int,
-    k: int,
     chunk_rows: int,
     approximate: bool,
 ) -> tuple[Array, Array]:

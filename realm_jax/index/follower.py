@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
 from realm_jax import multihost
 from realm_jax.errors import NotReadyError, StoppedError
@@ -88,12 +87,7 @@ class IndexFollower:
     def __enter__(self) -> "IndexFollower":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property

@@ -1,6 +1,5 @@
 """Commits embeddings that others have made as the index of a corpus."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index.build import SAMPLE_TOLERANCE, index_layouts
-from realm_jax.index.builder import RETRIEVER_CRC32C
+from realm_jax.index.builder import BuilderConfig, index_metadata
 from realm_jax.index.embed import (
     EmbedConfig,
     document_embedder,
@@ -69,12 +68,7 @@ def import_index(
     writer = series.begin(
         retriever.step,
         corpus_fingerprint=corpus.fingerprint,
-        metadata={
-            RETRIEVER_CRC32C: retriever.params_crc32c(),
-            "retriever": retriever.config.recorded(),
-            "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
-            "embed": dataclasses.asdict(embed),
-        },
+        metadata=index_metadata(retriever, BuilderConfig(embed=embed)),
     )
     for name, layout in index_layouts(corpus, retriever.config, embed).items():
         writer.create_array(name, *layout)

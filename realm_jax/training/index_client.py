@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from jaxtyping import PyTree
 
@@ -86,12 +85,7 @@ class IndexClient:
     def __enter__(self) -> "IndexClient":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._follower is not None:
             self._follower.stop()
         self._say("finished" if self._finished else "failed")

@@ -26,7 +26,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from realm_jax import multihost
 from realm_jax.errors import BAD_INPUT, BUG
@@ -98,12 +97,7 @@ class Watchdog:
             self._idle = 0.0
         self._step = step
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
 
