@@ -83,10 +83,9 @@ def find_damage(
     files: Mapping[str, FileRecord],
     look_up: Callable[[str], FileRecord | ObjectStat | None],
 ) -> str | None:
-    """Returns the first file that differs from the manifest and how; None if none does.
+    """Returns the first damaged file and its damage, for "..., but {}", or None.
 
-    It is a phrase for "..., but {}". `look_up` takes a name and returns the file found
-    now, None if there is none.
+    `look_up` takes a name and returns the file found now, None if there is none.
     """
     for name, expected in files.items():
         found = look_up(name)
@@ -103,8 +102,7 @@ def find_damage(
 def seal(body: Mapping[str, Any], *, is_sorted: bool = True) -> bytes:
     """Returns an object as JSON, with a checksum of the rest of it at its end.
 
-    Sorted keys give the same bytes whatever their order; unsorted ones keep an order
-    that is shown to people.
+    Unsorted keys keep an order that is shown to people.
     """
     text = json.dumps(body, sort_keys=is_sorted, default=dataclasses.asdict)
     return _with_checksum(json.loads(text))

@@ -267,10 +267,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Inverts `encode`; of an exception only class and text remain.
-
-    What is no such message is a ValueError.
-    """
+    """Inverts `encode`, but for exceptions, of which class and text remain."""
     return _unpacked(json.loads(message))
 
 
@@ -330,10 +327,7 @@ def _unpacked(packed: Any) -> Any:
 
 
 def _make_error(kinds: Sequence[Sequence[str]], text: str) -> Exception:
-    """Returns an exception of the first class that this process has, too.
-
-    `kinds` are module and name of its class, and of those it is derived from.
-    """
+    """Returns an exception of the first of these classes that this process has, too."""
     for module, name in kinds:
         if module != "builtins" and not module.startswith("realm_jax."):
             continue

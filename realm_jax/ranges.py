@@ -102,10 +102,7 @@ _BY_ANNOTATION = ((bool, BOOL), (bool | None, BOOL.or_none()))
 
 
 def require_ranges(config: Any, **ranges: Range) -> None:
-    """Requires that settings of a dataclass lie in their ranges.
-
-    Its fields of type `bool` have a range without being named.
-    """
+    """Requires ranges of a dataclass's settings; a `bool` has one without a name."""
     made_by = type(config)
     flags = {
         field.name: expected

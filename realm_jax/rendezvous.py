@@ -97,10 +97,7 @@ class _Wait:
         self.poll_seconds = min(_POLL_SECONDS, seconds, every)
 
     def is_time(self, missing: Iterable[int]) -> bool:
-        """Returns whether to say who is missing, which is logged here.
-
-        Raises if the time is over, or the process was asked to stop.
-        """
+        """Returns whether to say who is missing; raises when waiting is over."""
         names = _names(missing)
         if self._stop.is_set():
             raise StoppedError(f"stopped while waiting for {names}")

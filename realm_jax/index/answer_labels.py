@@ -160,8 +160,10 @@ class AnswerLabels:
         self._num_cached -= len(known)
         new = np.setdiff1d(block_ids, known).astype(np.int32)
         if len(new):
+            texts = self._store.texts(new)
+            found = np.array([has_pattern(text.body, patterns) for text in texts], bool)
             known = np.concatenate([known, new])
-            matched = np.concatenate([matched, self._match_texts(patterns, new)])
+            matched = np.concatenate([matched, found])
             order = np.argsort(known)
             known, matched = known[order], matched[order]
         self._num_cached += len(known)
@@ -170,12 +172,6 @@ class AnswerLabels:
             self._num_cached -= len(dropped)
         self._matched[patterns] = known, matched
         return matched[np.searchsorted(known, block_ids)]
-
-    def _match_texts(
-        self, patterns: tuple[str, ...], block_ids: Int[np.ndarray, " block"]
-    ) -> Bool[np.ndarray, " block"]:
-        texts = self._store.texts(block_ids)
-        return np.array([has_pattern(text.body, patterns) for text in texts], bool)
 
     def _read(self, block_ids: Int[np.ndarray, " block"]) -> dict[int, "_Body"]:
         """Returns text, wordpieces and words of blocks."""

@@ -83,10 +83,7 @@ def write_rows(
 def read_rows(
     store: Store, folder: str, record: ArrayRecord, start: int, stop: int
 ) -> np.ndarray:
-    """Returns rows [start, stop) of an array.
-
-    A missing or damaged chunk, and an array unlike `record`, is a ValueError.
-    """
+    """Returns rows [start, stop); ValueError if a chunk or the array is another."""
     with _value_errors():
         array = tensorstore.open(_spec(store, folder), open=True).result()
         found = ArrayRecord(tuple(array.shape), array.dtype.name)

@@ -73,8 +73,7 @@ def publish_retriever(
 
     A run that resumes from a checkpoint repeats some steps, and may publish the same
     retriever again. The existing snapshot is then kept, because the builder may be
-    using it, and its manifest is returned. The fingerprint is that of the corpus it is
-    trained to search.
+    using it, and its manifest is returned.
 
     Raises:
       AlreadyCommittedError: another retriever has that step.

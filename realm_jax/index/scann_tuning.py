@@ -24,11 +24,7 @@ _CODES_PER_ROW = 25
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """What a search reads.
-
-    `leaves` is the number of leaves whose codes are scored, `reordered` the minimum
-    number of candidates that are rescored with their rows.
-    """
+    """What a search reads: codes of `leaves`, and rows of `reordered` candidates."""
 
     leaves: int
     reordered: int
@@ -72,9 +68,6 @@ def cheapest_visit(
     Costs are counted, not timed, so that the same tree and queries give the same
     choice on every machine. Leaves are doubled until they are enough, then bisected:
     together the searches take some twenty times as long as the one that is chosen.
-
-    The numbers of leaves to visit and of candidates to rescore are chosen where they
-    are None.
     """
     best = None
     for rescored in _RESCORED if reordered is None else [reordered]:

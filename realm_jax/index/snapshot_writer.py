@@ -78,10 +78,9 @@ class SnapshotWriter:
         dtype: str = "float32",
         chunk_rows: int | None = None,
     ) -> None:
-        """Creates an array, or opens one created by another host or by `take_over`.
+        """Creates an array, rows first, or opens one of another host or of `take_over`.
 
-        The shape has rows first, the dtype is a NumPy name or `bfloat16`. `chunk_rows`
-        are the rows per file, the unit of writing; None for about 4 MiB.
+        `chunk_rows` are the rows per file, the unit of writing; None for about 4 MiB.
         """
         record = ArrayRecord(tuple(shape), dtype)
         folder = f"{self._folder}/{name}"

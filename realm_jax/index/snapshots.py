@@ -87,17 +87,19 @@ class SnapshotSeries:
         Raises:
           AlreadyCommittedError: the step has a snapshot.
         """
-        header = {
-            "corpus_fingerprint": corpus_fingerprint,
-            "metadata": dict(metadata or {}),
-            "began": time.time(),
-        }
-        return self._begin(step, header)
+        return self._begin(step, corpus_fingerprint, dict(metadata or {}), time.time())
 
-    def _begin(self, step: int, header: Mapping[str, Any]) -> SnapshotWriter:
+    def _begin(
+        self, step: int, corpus_fingerprint: str, metadata: dict[str, Any], began: float
+    ) -> SnapshotWriter:
         if self.store.exists(commit_name(self.name, step)):
             raise already_committed(self.store, self.name, step)
         attempt = uuid.uuid4().hex[:12]
+        header = {
+            "corpus_fingerprint": corpus_fingerprint,
+            "metadata": metadata,
+            "began": began,
+        }
         write_header(self.store, self._folder(step, attempt), header)
         return self.join(step, attempt)
 
@@ -105,8 +107,7 @@ class SnapshotSeries:
         """Returns a writer for an attempt begun elsewhere, such as on host 0 of a pod.
 
         Raises:
-          MissingAttemptError: there is none, or collection has deleted it, or its
-            header is damaged.
+          MissingAttemptError: it was deleted, or its header is damaged.
         """
         header = read_header(self.store, self._folder(step, attempt))
         return SnapshotWriter(
@@ -150,12 +151,7 @@ class SnapshotSeries:
         best = max(fitting, key=lambda w: (w.num_notes(), w.began), default=None)
         if best is None:
             return None
-        header = {
-            "corpus_fingerprint": corpus_fingerprint,
-            "metadata": wanted,
-            "began": best.began,
-        }
-        writer = self._begin(step, header)
+        writer = self._begin(step, corpus_fingerprint, wanted, best.began)
         writer.take_over(best, layouts or {})
         return writer
 

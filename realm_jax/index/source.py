@@ -72,8 +72,6 @@ class IndexSource:
     """Builds, loads and opens the indexes of a run.
 
     Attributes:
-      embed: how blocks are embedded here.
-      searcher: "device" or "scann".
       donors: other model directories whose indexes may have the same document tower,
         such as that of the previous stage.
       keeps_rows: whether loaded indexes have their embeddings on the host, too.
@@ -142,12 +140,7 @@ class IndexSource:
         return self.load_manifest(self.series.read_manifest(step))
 
     def load_manifest(self, manifest: Manifest) -> LoadedIndex:
-        """Verifies a snapshot and loads it.
-
-        Raises:
-          DamagedSnapshotError: the snapshot differs from what was committed.
-          MismatchedSnapshotError: the snapshot is of another corpus or model.
-        """
+        """Verifies a snapshot, as `SnapshotSeries.verify`, and loads it."""
         self.series.verify(manifest, self.expectation())
         searcher = self.make_searcher(self.series, manifest)
         rows = self.series.read_array(manifest, EMBEDDINGS) if self.keeps_rows else None
@@ -166,11 +159,7 @@ class IndexSource:
     def load_or_build(
         self, step: int, params: PyTree, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Loads the index that these parameters made at a step, or makes it.
-
-        Raises:
-          StoppedError: `stop` was set; the next call resumes.
-        """
+        """Loads the index that these parameters made at a step, or makes it."""
         index = self.load(step)
         if index is None:
             return self.build(step, params, stop)
@@ -186,8 +175,6 @@ class IndexSource:
         require_wanted: Callable[[], None] = lambda: None,
     ) -> LoadedIndex:
         """Embeds the corpus in this process, reusing an existing index or its rows.
-
-        See `build_once` for `require_wanted`.
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
@@ -218,9 +205,9 @@ class IndexSource:
     ) -> LoadedIndex:
         """Opens or builds the index of a run that has one for all its steps.
 
-        A warm start reads retrieved documents from it, and fine-tuning searches it. A
-        run that `resumes` from a checkpoint cannot build it again if some part of the
-        document tower has been `trained`, which that names in words.
+        A warm start reads retrieved documents from it, and fine-tuning searches it.
+        `trained` names the part of the document tower that a run which `resumes` has
+        trained, "" for none; it cannot build its index again then.
 
         Raises:
           StoppedError: stopped while the corpus was being embedded.

@@ -47,11 +47,7 @@ _INDEX = "index"
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read completely.
-
-    The tree is what was asked for, a `TrainState` or the parameters alone; the details
-    were saved beside it, such as `index_step` and fingerprints.
-    """
+    """A checkpoint that was read completely: its details, and the tree asked for."""
 
     step: int
     tree: Any
@@ -232,9 +228,9 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
 def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
     """Restores the parameters alone, of the newest undamaged checkpoint or of the best.
 
-    They are placed on this process's first device, whatever devices saved them. It is
-    None if there is no checkpoint. A best one that is damaged, or was never measured,
-    is a `BadInputError`.
+    They are placed on this process's first device, whatever devices saved them. Without
+    a checkpoint it returns None; a best one that is damaged, or was never measured, is
+    refused.
     """
     choose = _newest_undamaged if which is Which.LAST else _best_undamaged
     return _chosen(

@@ -460,10 +460,7 @@ def make_loss(
     mesh: Mesh,
     packing: PackedLengths | None = None,
 ) -> FinetuneLoss:
-    """Returns the loss that a run minimises.
-
-    It renews the index, if the state holds it.
-    """
+    """Returns the loss of a run, which renews the index if the state holds it."""
     parts = (
         *(retriever, reader, AnswerMarginalization(config.marginalization)),
         *(config.microbatches, packing),
@@ -532,12 +529,7 @@ class QuestionInputs:
         config: FinetuneConfig,
         index: FrozenIndex,
     ):
-        """Opens the questions, and then the index, which is not open yet.
-
-        Raises:
-          StoppedError: stopped while the corpus was being embedded.
-          NotReadyError: the index builder has not made an index in time.
-        """
+        """Opens the questions, and then the index; see `FrozenIndex.open`."""
         self._stage = stage
         self._config = config
         self._examples = _open_questions(stage, config)

@@ -55,10 +55,6 @@ class FinetuneLoss(Loss):
     Of the retrieved blocks, those that the inputs have as documents are embedded with
     live parameters, so that the document tower has a gradient through them. Those
     behind them keep the index's embeddings, which are constants.
-
-    Attributes:
-      packing: lengths of rows that two documents share, where all fit; None to pack
-        none.
     """
 
     retriever: Retriever

@@ -26,9 +26,8 @@ BatchAt = Callable[[int], PretrainBatch]
 class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
     """Searches before the step and gathers documents from the block store.
 
-    `num_candidates` documents per example include the null document and, if it is a
-    candidate (`own_blocks.py`), the own block. The batch size is that over all devices.
-    With `ahead` it searches for the next update while one is running.
+    `num_candidates` include the null document and, if it is one (`own_blocks.py`), the
+    own block. With `ahead` it searches for the next update while one is running.
     """
 
     def __init__(

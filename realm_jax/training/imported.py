@@ -13,8 +13,6 @@ that of a second source for documents, or its own again where none is given.
 """
 
 import dataclasses
-import datetime
-import importlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +32,7 @@ from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.source import FIRST_STEP
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
-from realm_jax.run_record import RunRecord, Trained, commit, write_record
+from realm_jax.run_record import Trained, new_record, write_record
 from realm_jax.stages import FINETUNE, IMPORT_WEIGHTS, PRETRAIN, WARM_START
 from realm_jax.storage import absolute_url, open_store
 from realm_jax.training.checkpoints import Checkpointer
@@ -333,7 +331,6 @@ def _write_record(
     models: Mapping[str, PublishedModel],
     trained: Trained,
 ) -> None:
-    now = datetime.datetime.now(datetime.UTC)
     sources = {
         absolute_url(source): {
             "class": model.name,
@@ -342,12 +339,8 @@ def _write_record(
         }
         for source, model in models.items()
     }
-    record = RunRecord(
+    record = new_record(
         command=IMPORT_WEIGHTS.command,
-        started=now.isoformat(timespec="seconds"),
-        # The package imports the library, which imports this file.
-        version=importlib.import_module("realm_jax").__version__,
-        commit=commit(),
         seed=None,
         arguments=[],
         settings=dataclasses.asdict(config) | {"imported": sources},

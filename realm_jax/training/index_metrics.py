@@ -24,9 +24,9 @@ from realm_jax.training.zero_shot_recall import HeldOutQuestions
 class IndexMetrics:
     """Measures indexes, always with the current towers.
 
-    The metrics of the run in `model_dir` show whether it is collapsing. What is
-    `pending` is not written yet, and a line of metrics then `is_due`, so that every
-    index gets its line.
+    Measurements are `pending` until they are written. A line of metrics `is_due` while
+    there are any, so that every index gets its line. The metrics of the run in
+    `model_dir` show whether it is collapsing.
     """
 
     def __init__(
@@ -117,11 +117,9 @@ def make_index_metrics(
     max_spans: int,
     require_spans: bool,
 ) -> IndexMetrics:
-    """Prepares to measure the indexes of a stage.
+    """Prepares to measure the indexes of a stage; see `held_out_spans`.
 
-    The held-out sentences are of its task. The probe's queries are the first of
-    `examples`, which are trained on. `max_spans` 0 is for no held-out sentences; see
-    `held_out_spans`.
+    The probe's queries are the first of `examples`, which are trained on.
     """
     config, lengths = stage.config, stage.config.models.lengths
     rows = np.arange(min(NUM_QUERIES, len(examples)))
@@ -145,9 +143,8 @@ def held_out_spans(
     max_spans: int,
     is_required: bool,
 ) -> HeldOutSpans | None:
-    """Returns at most `max_spans` masked sentences of a task's validation split.
+    """Returns masked sentences of the validation split; None without an optional one.
 
-    It is None without such a split, which is an error if it is required.
     `num_candidates` includes the null document.
     """
     config = stage.config

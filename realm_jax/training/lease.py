@@ -43,8 +43,7 @@ class Lease:
     def __init__(self, store: Store, stale_seconds: float = _STALE_SECONDS):
         """Takes the lease, at once where its last holder has ended on this machine.
 
-        Elsewhere a holder may be silent for `stale_seconds`; one that is at work is a
-        `BadInputError`.
+        Elsewhere a holder may be silent for `stale_seconds`.
         """
         self._store = store
         self._released = threading.Event()
@@ -61,11 +60,9 @@ class Lease:
             self._thread.start()
 
     def require_held(self) -> None:
-        """Requires that no other trainer has taken the lease over.
+        """Requires that no other trainer has taken the lease over from a suspended job.
 
-        One may have if this job was suspended for too long. It lists a folder and reads
-        a small file. The first process calls it for all, such as by
-        `multihost.run_on_primary`.
+        It lists a folder and reads a small file. The first process calls it for all.
         """
         if not self.is_held():
             newest = self._newest()

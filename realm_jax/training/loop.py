@@ -215,23 +215,20 @@ class MetricsLog:
         )
 
 
-@contextlib.contextmanager
-def _profiler(stage: Stage[Any]) -> Iterator[Profiler | None]:
+def _profiler(
+    stage: Stage[Any],
+) -> contextlib.AbstractContextManager[Profiler | None]:
     config = stage.config
     if not config.profile or stage.is_done:
-        yield None
-        return
+        return contextlib.nullcontext()
     steps = stage.step, config.train_steps
-    with Profiler(stage.model_store, stage.name, *steps, stage.stopwatch) as profiler:
-        yield profiler
+    return Profiler(stage.model_store, stage.name, *steps, stage.stopwatch)
 
 
-@contextlib.contextmanager
-def _watchdog(stage: Stage[Any]) -> Iterator[Watchdog | None]:
+def _watchdog(
+    stage: Stage[Any],
+) -> contextlib.AbstractContextManager[Watchdog | None]:
     shortest = stage.config.stall_seconds
     if shortest is None or stage.is_done:
-        yield None
-        return
-    of_stage = stage.model_store, stage.stopwatch, stage.step
-    with Watchdog(*of_stage, shortest) as watchdog:
-        yield watchdog
+        return contextlib.nullcontext()
+    return Watchdog(stage.model_store, stage.stopwatch, stage.step, shortest)

@@ -86,8 +86,7 @@ class MaskedSpans:
 class HeldOutSpans:
     """A fixed set of masked sentences, evenly spread, predicted repeatedly.
 
-    `num_candidates` documents per sentence include the null document. Batches are split
-    over the mesh; without one they are on one device.
+    `num_candidates` includes the null document. Batches are split over the mesh.
     """
 
     def __init__(

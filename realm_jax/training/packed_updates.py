@@ -55,13 +55,10 @@ def compute_packed(
 ) -> tuple[Array, Auxiliary, Means]:
     """Computes a loss with packed rows if all its sequences fit, else without packing.
 
-    Only the scalar has a gradient, and only with respect to `params`. `sequences`
-    returns the sequences that lengths of rows would pack, in each of the microbatches
-    by itself.
-
-    Returns the scalar, what is beside it, and the metric `packed`: the share of updates
-    that packed. Without lengths nothing is packed, one program is compiled, and there
-    is no metric.
+    Only the scalar has a gradient, and only with respect to `params`. The sequences of
+    each microbatch are packed by themselves. Returns the scalar, what is beside it, and
+    the metric `packed`, the share of updates that packed; without lengths there is
+    none, and one program is compiled.
     """
     if lengths is None:
         loss, auxiliary = compute(UNPACKED, params, inputs, key)

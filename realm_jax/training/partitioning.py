@@ -103,8 +103,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
     """Requires that the mesh splits every axis of an encoder's parameters evenly.
 
-    JAX would refuse to place a parameter, without a word about the configuration. The
-    mesh may be one of shapes only.
+    JAX would refuse to place a parameter, without a word about the configuration.
     """
     sizes = {
         "embed": ("hidden_size", bert.hidden_size),

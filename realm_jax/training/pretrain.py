@@ -266,10 +266,7 @@ def make_loss(
     mesh: Mesh,
     packing: PackedLengths | None = None,
 ) -> Loss:
-    """Returns the loss that a run minimises.
-
-    It searches, if the step does, and renews the index, if the state holds it.
-    """
+    """Returns the loss of a run, which searches and renews the index if steps do."""
     loss = PretrainLoss(
         retriever,
         reader,

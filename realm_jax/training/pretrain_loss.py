@@ -47,11 +47,8 @@ class PretrainLoss(Loss):
     Queries and all candidates are embedded in the step, with live parameters, so that
     gradients reach both towers; the index only chose the candidates. With a frozen
     document tower, embeddings of the candidates may be passed in. Metrics beside the
-    loss are over the candidates of a sentence, whatever the normalisation.
-
-    Attributes:
-      packing: lengths of rows that two candidates share, where all fit; None to pack
-        none. The null document is never packed.
+    loss are over the candidates of a sentence, whatever the normalisation. The null
+    document is never packed.
     """
 
     retriever: Retriever

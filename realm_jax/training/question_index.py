@@ -38,11 +38,8 @@ _WAIT_SECONDS = 3600.0
 class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     """The index of the retriever that a run begins with, searched to the end.
 
-    `trained` is as in `IndexSource.open_first`.
-
-    Attributes:
-      tokens: the wordpieces of the corpus on the devices, where updates renew the
-        index; None elsewhere.
+    `trained` is as in `IndexSource.open_first`. `tokens` are the wordpieces of the
+    corpus on the devices, where updates renew the index.
     """
 
     tokens: TokenTable | None = None
@@ -91,11 +88,7 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
         )
 
     def refresh(self) -> None:
-        """Publishes or embeds, if it is time, and takes a newer index.
-
-        Raises:
-          StoppedError: stopped while the corpus was being embedded.
-        """
+        """Publishes or embeds, if it is time, and takes a newer index."""
 
     def metrics(self) -> Mapping[str, float]:
         """Returns version and age of a refreshed index, as metrics."""

@@ -21,10 +21,7 @@ _STREAM = 1
 class DocumentKind(enum.Enum):
     """Kind of document with which a masked sentence is joined.
 
-    Attributes:
-      OWN: the block that the sentence was taken from.
-      NULL: the null document.
-      RETRIEVED: a block that the retriever found; see `choose_retrieved`.
+    OWN is the block that it was taken from, RETRIEVED as in `choose_retrieved`.
     """
 
     OWN = "own"
@@ -117,8 +114,7 @@ def masked_answers(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"
     """Returns the wordpieces of each run of scored masks, in order, 0 where unused.
 
     The first is the span that was drawn; others are masked together with it. Adjacent
-    spans are one run. There are as many runs and pieces as a row has masks, which is
-    the maximum.
+    spans are one run.
     """
     scored = np.asarray(batch.mask_weights) > 0
     positions = np.asarray(batch.mask_positions)

@@ -96,16 +96,10 @@ class Slices:
 class Refresher:
     """Provides the index that each step searches.
 
-    `slices` are what determines the slices of `rolling`, such as the number of devices,
-    the period last. `async` waits for an index for `wait_seconds` while the builder
-    makes no progress.
-
-    Attributes:
-      num_swaps: number of times the index was replaced during training.
-      swap_seconds: how long the last replacement delayed the next update, in seconds,
-        without what is measured of it.
-      failure: why training was stopped for lack of a fresh index; to be raised after
-        the state is saved.
+    `slices` are what determines the slices of `rolling`, the period last.
+    `swap_seconds` is how long the last replacement delayed the next update, without
+    what is measured of it. `failure` is why training was stopped for lack of a fresh
+    index, to be raised after the state is saved.
     """
 
     def __init__(
@@ -151,9 +145,9 @@ class Refresher:
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
         """Gets the first index, which is never empty.
 
-        That of version `saved`, of the checkpoint that was restored, is loaded again;
-        if it no longer exists, an index of the present parameters is built, with a
-        warning. It is None for a new run.
+        `saved` is the version of the checkpoint that was restored, None for a new run.
+        It is loaded again; if it no longer exists, an index of the present parameters
+        is built, with a warning.
 
         Raises:
           NotReadyError: the builder has not made one in time.
@@ -177,9 +171,10 @@ class Refresher:
         self._use(index)
 
     def adopt(self, step: int, index: LoadedIndex, saved: Mapping[str, Any]) -> None:
-        """Uses the index that a checkpoint with details `saved` held; replaces `start`.
+        """Uses the index that a checkpoint held; called instead of `start`.
 
-        The index's manifest is that of the one that it was made from.
+        `saved` are the checkpoint's details; the manifest is of the one it was made
+        from.
         """
         oldest = index.manifest.step
         found = saved.get(_SLICES)

@@ -43,7 +43,6 @@ class Renewal:
       period: updates in which every row is embedded once; None for no rolling.
       write_back: whether the candidates' embeddings replace their rows. They are those
         of training, and so have dropout if the model has it.
-      batch_size: number of documents embedded at once, over all devices.
     """
 
     period: int | None

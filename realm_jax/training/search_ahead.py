@@ -34,10 +34,7 @@ InputsT = TypeVar("InputsT")
 
 @dataclasses.dataclass(frozen=True)
 class _Ahead(Generic[InputsT]):
-    """A search that is running for the update after `step` updates.
-
-    `queries` are the embeddings that it waits for; None if it needs none.
-    """
+    """A search for the update after `step` updates, which waits for `queries`."""
 
     step: int
     index_step: int
@@ -49,8 +46,7 @@ class SearchAhead(Generic[BatchT, InputsT]):
     """Makes the inputs of updates by a search, one update ahead if it may.
 
     `gather` makes the inputs of a batch and its neighbours, on the host; searching
-    `ahead`, in a thread, one call at a time. The batch size is that over all devices.
-    The stopwatch records waiting for a search.
+    `ahead`, in a thread, one call at a time.
     """
 
     def __init__(

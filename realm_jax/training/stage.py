@@ -53,9 +53,7 @@ class StageParts(Generic[ReaderT]):
     """The parts of a stage that make its inputs, whatever trains it.
 
     Attributes:
-      state: the current training state.
       details: details of the checkpoint that was restored, None for a new run.
-      stopwatch: stopwatch of the training thread.
     """
 
     state: TrainState
@@ -122,10 +120,7 @@ class StageParts(Generic[ReaderT]):
         step: int,
         batch_size: int | None = None,
     ) -> Example:
-        """Returns this process's rows of the batch of an update.
-
-        The batch size is that over all devices, None for that of the configuration.
-        """
+        """Returns this process's rows of a batch, whose size is over all devices."""
         config = self.config
         size = batch_size or config.batch_size
         self.require_divisible(size)

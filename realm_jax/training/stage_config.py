@@ -26,8 +26,6 @@ class IndexUse:
     """A stage's index: where it is searched, and how often it is rebuilt.
 
     Attributes:
-      embed: how the corpus is embedded, at the length of the stage's documents.
-      blocking_rebuilds: how often training waits while the whole corpus is embedded.
       refresh: how the index follows the retriever; None for an index that is built once
         and searched to the end.
       is_in_step: whether the update itself searches, on the devices.

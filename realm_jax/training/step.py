@@ -39,11 +39,7 @@ class Loss(abc.ABC):
     def of_update(
         self, params: PyTree, state: TrainState, inputs: Any
     ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
-        """Returns the scalar, the metrics, and the index of the next state.
-
-        The scalar is differentiated with respect to `params`, which are those of the
-        state.
-        """
+        """Returns the scalar, the metrics, and the index of the next state."""
         loss, metrics = self(params, inputs, step_key(state))
         return loss, (metrics, state.index)
 

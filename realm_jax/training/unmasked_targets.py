@@ -20,11 +20,7 @@ _STREAM = 2
 
 @flax.struct.dataclass
 class UnmaskedTargets:
-    """Wordpieces of sentence and document that are predicted at their own position.
-
-    That is their position in the reader's input; weights are 0.0 where there is no
-    target.
-    """
+    """Positions of the reader's input with the wordpieces to predict there."""
 
     weights: Float[Array, "batch target"]
     positions: Int[Array, "batch target"]

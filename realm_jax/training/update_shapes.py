@@ -28,8 +28,7 @@ _DTYPES = ("int32", "float32", "bool")
 class UpdateShapes(NamedTuple):
     """What the update of a stage is compiled for, where documents are not packed.
 
-    The inputs of a step are those over all processes, as shapes with shardings, and so
-    is the index in the state; None if the state has none.
+    Inputs, over all processes, and the index in the state, if any, are shapes.
     """
 
     reader: Reader

@@ -55,10 +55,6 @@ class WarmStartLoss(Loss):
 
     Both warm starts matter: a reader that cannot copy learns to ignore documents, and
     then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
-
-    Attributes:
-      packing: lengths of rows that two documents share, where all fit; None to pack
-        none.
     """
 
     retriever: Retriever

@@ -57,8 +57,7 @@ def stall_bound(shortest: float, update_seconds: float) -> float:
 class Watchdog:
     """Ends the process if no update comes; a context manager around the loop.
 
-    All processes make one, in the training thread. `shortest` is
-    `StageConfig.stall_seconds`; `end` ends this process with an exit code.
+    All processes make one, in the training thread.
     """
 
     def __init__(

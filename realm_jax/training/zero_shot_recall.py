@@ -24,10 +24,7 @@ from realm_jax.models.retriever import RetrieverConfig
 
 
 class HeldOutQuestions:
-    """Questions of one split, whose answers are looked for in what is retrieved.
-
-    `ids` are int32 [question, query], `[CLS] question [SEP]`.
-    """
+    """Questions of one split; `ids` are int32 [question, query]."""
 
     def __init__(self, corpus: BlockStore, path: str, split: str, query_length: int):
         """Reads the questions; no block is read before one is retrieved."""
