@@ -24,10 +24,8 @@ class Chip:
     """A type of device.
 
     Attributes:
-      name: name in accelerator types, such as "v4".
       kind: value of `jax.Device.device_kind`, or its beginning.
       peak_flops: bfloat16 operations per second.
-      memory: memory in bytes.
       bandwidth: bytes per second between memory and device; None if not published.
       devices: number of JAX devices on one chip; prices are per chip.
     """

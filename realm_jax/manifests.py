@@ -109,14 +109,10 @@ def seal(body: Mapping[str, Any], *, is_sorted: bool = True) -> bytes:
 
 
 def unseal(data: bytes, *, required: bool = True) -> dict[str, Any]:
-    """Returns the object that was sealed.
+    """Returns the object that was sealed; ValueError if a byte, even a space, differs.
 
     `required=False` accepts an object without a checksum, as in corpora and examples of
     earlier versions.
-
-    Raises:
-      ValueError: these are not exactly the bytes that `seal` returned; white space
-        counts.
     """
     body = parse_json(data)
     if not isinstance(body, dict) or (required and _SEAL not in body):

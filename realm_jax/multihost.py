@@ -72,10 +72,7 @@ class HostsConfig:
 def join(config: HostsConfig, stop: threading.Event | None = None) -> None:
     """Joins the processes of the job; must be called before any other use of JAX.
 
-    `stop` ends waiting for the processes that the environment defines.
-
-    Raises:
-      StoppedError: `stop` was set.
+    At `stop` waiting for those that the environment defines ends in a StoppedError.
     """
     given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     arguments: dict[str, Any] = {}

@@ -117,9 +117,7 @@ class IndexBuild:
     def write_shards(self) -> Iterator[int]:
         """Writes this process's shards; yields the number of its finished blocks.
 
-        Raises:
-          DivergedRetrieverError: embeddings are not finite.
-          MissingAttemptError: another has deleted the attempt.
+        A MissingAttemptError says that another has deleted the attempt.
         """
         for name, layout in self._layouts.items():
             self._writer.create_array(name, *layout)
@@ -192,9 +190,7 @@ class IndexBuild:
     def verify_sample(self, num_sampled: int) -> None:
         """Compares rows, evenly spread, with another embedding of their blocks.
 
-        Raises:
-          DamagedSnapshotError: they differ; the attempt is deleted.
-          MissingAttemptError: another has deleted the attempt.
+        If they differ, the attempt is deleted, and a DamagedSnapshotError raised.
         """
         num_sampled = min(num_sampled, self._blocks.num_blocks)
         spread = np.linspace(0, self._blocks.num_blocks - 1, num_sampled)

@@ -90,10 +90,8 @@ def find_known(
     """Returns the rows of an intact index by the same document encoder, or None.
 
     An index of the same corpus is preferred, because it has every row; then one of the
-    model directory itself, and not of `donors`, further folders or gs://; then the
-    newest. Every byte is compared with its checksum. Directories that are missing or
-    cannot be read are ignored. See `_encoding` for which metadata of the index to be
-    made must agree.
+    model directory itself, and not of `donors`; then the newest. Every byte is compared
+    with its checksum. Directories that are missing or cannot be read are ignored.
     """
     wanted = _encoding(metadata)
     found = []

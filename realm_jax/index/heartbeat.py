@@ -90,10 +90,9 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def repeated(self, every_seconds: float) -> Iterator[None]:
-        """Repeats the last status from a thread, every so many seconds.
+        """Repeats the last status from a thread, during calls that take long.
 
-        For calls that take long. It then says that the process lives, not that it gets
-        any further.
+        It then says that the process lives, not that it gets any further.
         """
         ended = threading.Event()
         thread = threading.Thread(
@@ -137,11 +136,7 @@ class Heartbeat:
 
 
 def read_heartbeat(store: Store, role: str) -> JobStatus | None:
-    """Returns the last heartbeat of a job, None if there is none.
-
-    Raises:
-      DamagedHeartbeatError: the file is not a heartbeat, or not as it was written.
-    """
+    """Returns a job's last heartbeat, or None; DamagedHeartbeatError if unreadable."""
     name = _name(role)
     try:
         data = store.read(name)

@@ -31,8 +31,7 @@ _SAMPLED = 16
 class ImportedIndex(NamedTuple):
     """An index that was committed, and how far a sample of its rows is off.
 
-    `difference` is the greatest distance to what the retriever makes of their blocks,
-    as a share of its length.
+    `difference` is the largest distance to what the retriever embeds, relative to that.
     """
 
     manifest: Manifest

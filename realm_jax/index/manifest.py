@@ -65,10 +65,8 @@ class Manifest:
     Attributes:
       step: step of the encoder (for a retriever snapshot, its own training step).
       attempt: name of the attempt; its data is under `data/<step>-<attempt>/`.
-      corpus_fingerprint: fingerprint of the block store it belongs to.
       committed: time of the commit, in Unix seconds.
       build_seconds: time from the start of the attempt to the commit, in seconds.
-      metadata: values from the writer for its readers; plain JSON.
     """
 
     step: int
@@ -120,11 +118,7 @@ class Manifest:
 
 
 def parse_manifest(data: bytes, url: str) -> Manifest:
-    """Returns the manifest in a commit object; `url` is for messages.
-
-    Raises:
-      DamagedSnapshotError: it is not a valid manifest of this format.
-    """
+    """Returns the manifest in a commit object; DamagedSnapshotError if it is none."""
     try:
         body = unseal(data)
         require_fields(body, _FIELDS)

@@ -106,7 +106,6 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
     Raises:
       MissingObjectError: there is none, or it was deleted.
       DamagedSnapshotError: it differs from what was published.
-      MismatchedSnapshotError: its parameters do not match its configuration.
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     manifest = series.read_manifest(step)
@@ -143,11 +142,7 @@ def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
 def check_reads(
     retriever: TrainedRetriever, blocks: BlockStore, document_length: int
 ) -> None:
-    """Checks that a retriever has a corpus's vocabulary, and sequences of this length.
-
-    Raises:
-      MismatchedSnapshotError: it cannot embed the blocks.
-    """
+    """Checks that a retriever fits a corpus; raises MismatchedSnapshotError if not."""
     vocabulary = blocks.vocabulary
     if retriever.vocabulary_fingerprint != vocabulary.fingerprint:
         raise MismatchedSnapshotError(

@@ -65,13 +65,9 @@ def write_assets(
     queries: Float[np.ndarray, "query projection"],
     assets: ScannAssets,
 ) -> Mapping[str, float]:
-    """Trains ScaNN on all embeddings of an index, and writes its tree and codes.
+    """Trains ScaNN on an index, writes its tree and codes, and returns its recall.
 
-    Returns the measured recall of queries embedded by the query tower, for the
-    manifest.
-
-    Raises:
-      LowRecallError: the recall is below `assets.min_recall`.
+    A LowRecallError is raised if that is below `assets.min_recall`.
     """
     # Before the training, so that one copy of the rows at a time is in memory.
     exact = DeviceSearcher(embeddings, writer.step).search(queries, _K).ids

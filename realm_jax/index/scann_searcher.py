@@ -116,11 +116,9 @@ class ScannSearcher:
     ) -> None:
         """Chooses the cheapest search that finds the neighbours of these queries.
 
-        A few hundred queries will do; `exact` are the ids of their k best blocks. The
-        share of these to find is `recall`, None for that of the configuration.
-
-        Raises:
-          LowRecallError: no search finds as many; the searcher stays as it is.
+        A few hundred queries will do; `exact` are the ids of their k best blocks. If no
+        search finds the share `recall` of these, a LowRecallError is raised, and the
+        searcher stays as it is.
         """
         if self.visit is None:
             return

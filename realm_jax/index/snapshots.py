@@ -80,12 +80,9 @@ class SnapshotSeries:
         corpus_fingerprint: str,
         metadata: Mapping[str, Any] | None = None,
     ) -> SnapshotWriter:
-        """Starts a new attempt at the snapshot of a step, that of the encoder.
+        """Starts an attempt at a step; AlreadyCommittedError if it has a snapshot.
 
         The metadata is plain JSON that readers get back in the manifest.
-
-        Raises:
-          AlreadyCommittedError: the step has a snapshot.
         """
         return self._begin(step, corpus_fingerprint, dict(metadata or {}), time.time())
 
@@ -106,8 +103,7 @@ class SnapshotSeries:
     def join(self, step: int, attempt: str) -> SnapshotWriter:
         """Returns a writer for an attempt begun elsewhere, such as on host 0 of a pod.
 
-        Raises:
-          MissingAttemptError: it was deleted, or its header is damaged.
+        A MissingAttemptError says that it was deleted, or that its header is damaged.
         """
         header = read_header(self.store, self._folder(step, attempt))
         return SnapshotWriter(
@@ -221,11 +217,7 @@ class SnapshotSeries:
     def read_array(
         self, manifest: Manifest, name: str, rows: slice = slice(None)
     ) -> np.ndarray:
-        """Returns rows, a slice of step 1, of an array of a snapshot.
-
-        Raises:
-          DamagedSnapshotError: a chunk is missing or was changed; names it.
-        """
+        """Returns rows, a slice of step 1, or raises DamagedSnapshotError."""
         record = self._array_record(manifest, name)
         start, stop, _ = rows.indices(record.shape[0])
         folder = f"{self._folder(manifest.step, manifest.attempt)}/{name}"

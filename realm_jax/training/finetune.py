@@ -334,11 +334,7 @@ def run(
     stop: threading.Event,
     attempt: Attempt | None = None,
 ) -> bool:
-    """Trains from the latest checkpoint; returns whether all updates are done.
-
-    Raises:
-      StoppedError: stopped while the corpus was being embedded.
-    """
+    """Trains from the latest checkpoint; returns whether all updates are done."""
     # Not required of every configuration: evaluate.gin and ask.gin make one without.
     ranges.require_ranges(config, task=ranges.TEXT)
     # First, so that questions that cannot be used leave nothing behind.

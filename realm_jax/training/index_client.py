@@ -201,11 +201,7 @@ class IndexClient:
         multihost.run_on_primary(forget)
 
     def publish(self, step: int, params: PyTree) -> None:
-        """Publishes the retriever for the builder, once per step.
-
-        Raises:
-          AlreadyCommittedError: the step has the retriever of another run.
-        """
+        """Publishes the retriever; AlreadyCommittedError if another run has done so."""
         store, corpus = self._source.model_store, self._source.corpus
         retriever = self._source.retriever(step, params)
 

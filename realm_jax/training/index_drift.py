@@ -68,10 +68,10 @@ class Probe:
     def of_refresh(
         self, params: PyTree, old: Searcher, new: Searcher
     ) -> Mapping[str, float]:
-        """Compares two indexes.
+        """Compares two indexes on the queries' `NEIGHBOURS` best blocks.
 
-        Returns `same_neighbours`: the share of queries whose `NEIGHBOURS` best blocks
-        are the same set by both; `kept_neighbours`: the share of blocks that both find.
+        `same_neighbours` is the share of queries that find the same set by both,
+        `kept_neighbours` the share of blocks that both find.
         """
         queries = self._queries(params)
         stale, fresh = (

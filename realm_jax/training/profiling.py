@@ -27,10 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles a few steps; a context manager around the loop.
-
-    They are the eleventh to the twentieth of this process, or the last available.
-    """
+    """Profiles the eleventh to the twentieth step, or the last; around the loop."""
 
     def __init__(
         self,

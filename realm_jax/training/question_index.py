@@ -74,12 +74,7 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
         return rows[np.maximum(block_ids, 0)]
 
     def open(self) -> None:
-        """Gets the index of the first update.
-
-        Raises:
-          StoppedError: stopped while the corpus was being embedded.
-          NotReadyError: the index builder has not made one in time.
-        """
+        """Gets the first index; StoppedError or NotReadyError if there is none."""
         self._index = self._source.open_first(
             self._stage.state.params["retriever"],
             self._stop,

@@ -143,14 +143,11 @@ class Refresher:
         return self._index
 
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
-        """Gets the first index, which is never empty.
+        """Gets the first index, which is never empty; NotReadyError if none came.
 
         `saved` is the version of the checkpoint that was restored, None for a new run.
         It is loaded again; if it no longer exists, an index of the present parameters
         is built, with a warning.
-
-        Raises:
-          NotReadyError: the builder has not made one in time.
         """
         self._client.forget_after(step)
         index = None if saved is None else self._client.load(saved)

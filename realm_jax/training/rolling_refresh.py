@@ -87,7 +87,6 @@ class RenewingFinetuneLoss(FinetuneLoss):
     """`FinetuneLoss`, whose updates renew the index that the state holds.
 
     Its inputs are found before the update, in the index that the update before it left.
-    Nothing is written back.
     """
 
     renewal: Renewal = dataclasses.field(kw_only=True)

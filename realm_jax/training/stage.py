@@ -101,10 +101,9 @@ class StageParts(Generic[ReaderT]):
     def open_examples(
         self, task: str, split: str, *, of_corpus: bool = True
     ) -> Examples:
-        """Opens CORPUS/examples/TASK/SPLIT.
+        """Opens CORPUS/examples/TASK/SPLIT, made from this very corpus if `of_corpus`.
 
-        With `of_corpus` they must be made from this very corpus (sentences and blocks),
-        else only in its vocabulary (questions).
+        Questions are only in its vocabulary.
         """
         return multihost.run_on_all(
             lambda: open_examples(
@@ -146,8 +145,7 @@ class StageParts(Generic[ReaderT]):
     ) -> PackedLengths | None:
         """Returns the lengths of rows that two documents share; None to pack none.
 
-        Queries are sentences or questions, [example, query]. An update embeds
-        `num_documents` with a gradient, and reads `num_joined`.
+        An update embeds `num_documents` with a gradient, and reads `num_joined`.
         """
         config = self.config
         if not config.pack_documents:

@@ -49,11 +49,7 @@ def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any
 
 
 def shapes_of(kind: Any, sizes: Mapping[str, int], mesh: Mesh, **given: Any) -> Any:
-    """Returns inputs as shapes, by the annotations of their type, a dataclass.
-
-    The sizes are of the dimensions that they name. A field that is `given`, or has a
-    default, has that value.
-    """
+    """Returns inputs as shapes, by the annotations and defaults of their dataclass."""
     annotations = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name in given or field.default is not dataclasses.MISSING:

@@ -209,9 +209,6 @@ def run(
     Retrieved documents come from an index of the retriever that the run starts with. It
     is built once, in the model directory, and not refreshed; queries are embedded with
     the live query tower.
-
-    Raises:
-      StoppedError: stopped while the corpus was being embedded.
     """
     stage = Stage(
         config.stage.name,
