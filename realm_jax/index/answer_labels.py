@@ -8,7 +8,7 @@ compared with it as a text, too, and a right span is one that exact match counts
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -18,10 +18,9 @@ from realm_jax.data.answer_spans import (
     answer_starts,
     pattern_spans,
 )
-from realm_jax.data.blocks import BlockText
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.normalisation import normalise_answer
 from realm_jax.data.questions import decode_patterns, decode_texts
-from realm_jax.data.wordpiece import WordPiece
 from realm_jax.data.words import PieceEdges, continues_word, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import compile_patterns, has_pattern
@@ -30,23 +29,6 @@ from realm_jax.types import NULL_BLOCK, Array, Candidates, QuestionBatch
 
 # Judgements by patterns that are cached, over all questions: 160 MiB.
 _MOST_CACHED = 1 << 25
-
-
-class TextStore(Protocol):
-    """The interface of a block store required for labels."""
-
-    vocabulary: WordPiece
-    chunk_length: int
-
-    def consecutive_bodies(
-        self, block_ids: Int[np.ndarray, " block"], length: int
-    ) -> tuple[Int[np.ndarray, " piece"], Int[np.ndarray, " block"]]:
-        """Returns the bodies, a 0 after each, and the places of these zeros."""
-        ...
-
-    def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
-        """Returns the texts from which the bodies were made."""
-        ...
 
 
 class AnswerLabels:
@@ -60,7 +42,7 @@ class AnswerLabels:
     """
 
     def __init__(
-        self, store: TextStore, max_span: int, most_cached: int = _MOST_CACHED
+        self, store: BlockStore, max_span: int, most_cached: int = _MOST_CACHED
     ):
         """Caches so many judgements by patterns, and always those of one question.
 

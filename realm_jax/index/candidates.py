@@ -6,11 +6,11 @@ the blocks are converted to token arrays.
 """
 
 from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.layout import A
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
@@ -26,41 +26,13 @@ UNKNOWN = -1
 """Placeholder for a wordpiece that was masked but is not scored."""
 
 
-class TokenStore(Protocol):
-    """The interface of a block store for candidates; id -1 is the null document."""
-
-    def document_ids(
-        self, block_ids: Int[np.ndarray, "*dims"], length: int
-    ) -> tuple[Int[np.ndarray, "*dims length"], Int[np.ndarray, "*dims length"]]:
-        """Returns `[CLS] title [SEP] body [SEP]` and segment ids."""
-        ...
-
-    def joined_ids(
-        self,
-        query_ids: Int[np.ndarray, "batch query"],
-        block_ids: Int[np.ndarray, "batch candidate"],
-        length: int,
-    ) -> tuple[
-        Int[np.ndarray, "batch candidate length"],
-        Int[np.ndarray, "batch candidate length"],
-    ]:
-        """Returns `[CLS] x [SEP] body [SEP]` and segment ids."""
-        ...
-
-    def body_ids(
-        self, block_ids: Int[np.ndarray, "*dims"], length: int
-    ) -> Int[np.ndarray, "*dims length"]:
-        """Returns the bodies alone, padded with 0."""
-        ...
-
-
 def num_neighbours(num_candidates: int) -> int:
     """Returns the number of neighbours to search to keep `num_candidates`."""
     return num_candidates + SLACK
 
 
 def pretrain_candidates(
-    store: TokenStore,
+    store: BlockStore,
     neighbours: Neighbours,
     batch: PretrainBatch,
     *,
@@ -96,7 +68,7 @@ def pretrain_candidates(
 
 
 def question_candidates(
-    store: TokenStore,
+    store: BlockStore,
     neighbours: Neighbours,
     question_ids: Int[Array, "batch query"],
     *,
@@ -145,7 +117,7 @@ def restore_queries(
 
 
 def find_trivial(
-    store: TokenStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, "batch neighbour"],
     restored_ids: Int[Array, "batch query"],
     source_block: Int[np.ndarray, " batch"],
@@ -260,7 +232,7 @@ def valid_slots(
 
 
 def gather_candidates(
-    store: TokenStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, "batch candidate"],
     query_ids: Int[np.ndarray, "batch query"],
     *,

@@ -9,10 +9,10 @@ on the same topic (an extension; ICT, too, removes sentences from their blocks).
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.layout import from_lists, joined_inputs
 from realm_jax.index.candidates import (
     UNKNOWN,
-    TokenStore,
     restore_queries,
     valid_slots,
 )
@@ -20,7 +20,7 @@ from realm_jax.types import NULL_BLOCK, Candidates, PretrainBatch
 
 
 def own_candidates(
-    store: TokenStore,
+    store: BlockStore,
     batch: PretrainBatch,
     *,
     document_length: int,

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax.data.answer_spans import answer_starts
-from realm_jax.index.candidates import TokenStore, find_trivial, restore_queries
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.candidates import find_trivial, restore_queries
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
 # Separates this random stream from that which shuffles examples with the same key.
@@ -52,7 +53,7 @@ def draw_kinds(
 
 
 def choose_retrieved(
-    store: TokenStore,
+    store: BlockStore,
     neighbours: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
@@ -91,7 +92,7 @@ def choose_retrieved(
 
 
 def holds_answer(
-    store: TokenStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
