@@ -122,16 +122,15 @@ class DeviceSearcher:
         config: DeviceConfig = DeviceConfig(),
     ):
         check_embeddings(embeddings)
-        mesh = mesh or single_device_mesh()
-        num_blocks, dimension = embeddings.shape
-        table = place_embeddings(
+        self.step, self.mesh, self.config = step, mesh or single_device_mesh(), config
+        self.num_blocks, dimension = embeddings.shape
+        self.table = place_embeddings(
             lambda start, stop: np.asarray(embeddings[start:stop]),
-            num_blocks,
+            self.num_blocks,
             dimension,
-            mesh,
+            self.mesh,
             Precision(config.precision),
         )
-        self._search_in(table, num_blocks, step, mesh, config)
 
     @classmethod
     def over(
@@ -144,29 +143,15 @@ class DeviceSearcher:
     ) -> "DeviceSearcher":
         """Returns a searcher over embeddings that are already on the devices."""
         searcher = cls.__new__(cls)
-        searcher._search_in(table, num_blocks, step, mesh, config)
+        searcher.table, searcher.num_blocks, searcher.step = table, num_blocks, step
+        searcher.mesh, searcher.config = mesh, config
         return searcher
-
-    def _search_in(
-        self,
-        table: EmbeddingTable,
-        num_blocks: int,
-        step: int,
-        mesh: Mesh,
-        config: DeviceConfig,
-    ) -> None:
-        self.table = table
-        self.num_blocks = num_blocks
-        self.step = step
-        self.mesh = mesh
-        self.config = config
-        self._dimension = table.rows.shape[1]
 
     def search(
         self, query_embeddings: Float[Any, "batch projection"], k: int
     ) -> Neighbours:
         """See `Searcher.search`."""
-        check_query(query_embeddings.shape, self._dimension, k)
+        check_query(query_embeddings.shape, self.table.rows.shape[1], k)
         if not isinstance(query_embeddings, jax.Array):
             # All processes have the same values. A NumPy array can be replicated over
             # their devices; a JAX array would be local to one process.

@@ -10,7 +10,7 @@ the same candidates.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import flax.struct
 import jax
@@ -145,30 +145,8 @@ class RetrievingLoss(Loss):
         return jax.lax.stop_gradient(embeddings)
 
 
-class StepInputs(Protocol):
-    """Builds the inputs of a step, for its loss."""
-
-    def __call__(
-        self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
-    ) -> PretrainInputs | RetrievingInputs:
-        """Returns the inputs of the update after `step` updates.
-
-        The retriever has its current parameters; `batch_at` gives this process's masked
-        sentences.
-        """
-        ...
-
-    def details(self) -> Mapping[str, Any]:
-        """Returns the details a checkpoint needs for a resumed run to be identical."""
-        ...
-
-    def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
-        """Restores the state that `details` returned, from a checkpoint."""
-        ...
-
-
 class DeviceSearch:
-    """Has the step itself search; places the wordpieces of the corpus once."""
+    """Has the step itself search, in the place of `HostSearch`."""
 
     def __init__(
         self,
@@ -190,14 +168,14 @@ class DeviceSearch:
     def __call__(
         self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
     ) -> RetrievingInputs:
-        """See `StepInputs`."""
+        """Returns the sentences of the update after `step` updates, and the corpus."""
         batch = batch_at(step)
         own = None if self._own is None else self._own(batch)
         return RetrievingInputs(batch, index.searcher.table, self._tokens, own)
 
     def details(self) -> Mapping[str, Any]:
-        """See `StepInputs`; empty, because the step repeats the same search."""
+        """Returns nothing for a checkpoint: the step repeats the same search."""
         return {}
 
     def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
-        """See `StepInputs`."""
+        """Restores nothing."""

@@ -35,7 +35,6 @@ from realm_jax.training.candidate_search import (
     DeviceSearch,
     RetrievingInputs,
     RetrievingLoss,
-    StepInputs,
 )
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
@@ -352,7 +351,7 @@ class _Pretraining:
         layout = DocumentLayout.of(lengths, stage.corpus.vocabulary)
         of_models = (stage.retriever, stage.reader)
         self._loss = make_loss(config, *of_models, layout, stage.mesh, packing)
-        self._find_candidates: StepInputs = (
+        self._find_candidates: DeviceSearch | HostSearch = (
             DeviceSearch(stage.corpus, layout, stage.mesh, config.own_block)
             if config.searcher == "device"
             else HostSearch(
