@@ -70,10 +70,9 @@ class Model:
             model.answer("Who commissioned the Taj Mahal?").text  # "Shah Jahan"
             [a.text for a in model.answer(["Who ...?", "When ...?"], k=1)]
 
-        Text beyond the model's length is cut. `k` documents are listed with each
-        answer, 1 to `num_read`; None for all. It does not change the answer, which is
-        from all blocks that were read. A model that is not fine-tuned is a
-        `BadInputError`.
+        Only a fine-tuned model answers. Text beyond its length is cut. `k` documents
+        are listed with each answer, 1 to `num_read`; None for all. It does not change
+        the answer, which is from all blocks that were read.
         """
         if not isinstance(self._search, Answerer):
             raise BadInputError(

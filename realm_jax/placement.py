@@ -37,8 +37,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
 def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
     """Splits the leading axis of every host array over the batch's mesh axes.
 
-    The inputs are the `local_rows` of the batch. Arrays already on the devices, such as
-    an index, are left where they are.
+    They are the `local_rows` of the batch. Arrays on the devices stay where they are.
     """
     sharding = NamedSharding(mesh, axes.partition_spec("batch"))
 

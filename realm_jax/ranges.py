@@ -102,7 +102,7 @@ _BY_ANNOTATION = ((bool, BOOL), (bool | None, BOOL.or_none()))
 
 
 def require_ranges(config: Any, **ranges: Range) -> None:
-    """Requires ranges of a dataclass's settings; a `bool` has one without a name."""
+    """Requires that a dataclass's settings are in range; a `bool` needs no range."""
     made_by = type(config)
     flags = {
         field.name: expected

@@ -32,22 +32,18 @@ _MOST_CACHED = 1 << 25
 
 
 class AnswerLabels:
-    """Finds the answers to questions in a corpus.
+    """Finds the answers to questions, of up to `max_span` wordpieces, in a corpus.
 
     Text answers are compared as wordpieces; the blocks with an answer are then looked
     up in their texts. Regular expressions are matched in the texts of all. Which blocks
     match is cached, because the retriever finds mostly the same blocks in the next
     epoch: five bytes for each block retrieved for a question, of the questions asked
-    last.
+    last. There are at most `most_cached`, and always those of one question.
     """
 
     def __init__(
         self, store: BlockStore, max_span: int, most_cached: int = _MOST_CACHED
     ):
-        """Caches so many judgements by patterns, and always those of one question.
-
-        `max_span` is the length of the reader's longest span, in wordpieces.
-        """
         self._store = store
         self._max_span = max_span
         self._continues_word = continues_word(store.vocabulary.pieces)
@@ -75,7 +71,7 @@ class AnswerLabels:
         """Marks the spans that are an answer, numbered as in `models.span_reader`.
 
         They begin and end with a word of the text, as those that are given as answers
-        (`answering/reader.py`). The candidates are joined with the questions.
+        (`answering/reader.py`).
         """
         joined_ids = np.asarray(candidates.joined_ids)
         answer_ids = np.asarray(questions.answer_ids)

@@ -402,10 +402,7 @@ class IndexBuilder:
             return None  # Withdrawn since it was listed; the next poll sees the change.
 
     def _has_index(self, step: int) -> bool:
-        """Returns whether a step's retriever has its index.
-
-        An index that is outdated, or whose commit cannot be read, is withdrawn.
-        """
+        """Returns whether a step has its index; withdraws a damaged or outdated one."""
         if step not in self._indexes.steps():
             return False
         try:

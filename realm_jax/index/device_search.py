@@ -52,14 +52,11 @@ class Precision(enum.Enum):
 
 @flax.struct.dataclass
 class EmbeddingTable:
-    """Embeddings on the devices: row i is block i.
+    """Embeddings on the devices: row i is block i, padded from `num_blocks` on.
 
-    Attributes:
-      rows: embeddings for exact scores; rows from `num_blocks` on are padding.
-      codes: the rows quantized to 8 bits, only for INT8.
-      scales: scale of each row's codes, only for INT8.
-      num_blocks: number of blocks, as an array, so that a larger corpus of the same
-        padded size is searched without recompilation.
+    `codes` are the rows quantized to 8 bits, with a scale each, only for INT8. The
+    number of blocks is an array, so that a larger corpus of the same padded size is
+    searched without recompilation.
     """
 
     rows: Float[Array, "row projection"]

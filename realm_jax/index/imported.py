@@ -54,8 +54,7 @@ def import_index(
     """Writes rows shard by shard, commits them, and verifies the snapshot.
 
     Only an index whose rows the document tower would make again is recorded as one of
-    that tower, so that rows of two encoders are never mixed. The blocks of the corpus
-    are in the order of the rows.
+    that tower, so that rows of two encoders are never mixed.
     """
     if num_rows != corpus.num_blocks:
         raise BadInputError(

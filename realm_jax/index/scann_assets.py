@@ -53,8 +53,7 @@ class ScannAssets:
     def recall_of_beginnings(self) -> float:
         """Returns the recall to ask for, so that questions have `config.recall`.
 
-        The queries at hand are beginnings of blocks. Questions lie farther from the
-        blocks, and miss more of their neighbours.
+        The queries at hand are beginnings of blocks, which miss fewer neighbours.
         """
         return 1 - (1 - self.config.recall) / _MISSED_BY_QUESTIONS
 

@@ -82,10 +82,7 @@ class ScannConfig:
 
 
 class ScannSearcher:
-    """Searches on the threads of the host, exhaustively or with a tree.
-
-    `visit` is what a search of the tree visits; None where every block is scored.
-    """
+    """Searches on the host's threads; `visit` is None where every block is scored."""
 
     def __init__(
         self,

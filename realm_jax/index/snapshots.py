@@ -121,12 +121,10 @@ class SnapshotSeries:
         """Starts an attempt with the finished rows of an unfinished one.
 
         Of the attempts with the same settings, the one with the most finished pieces is
-        used. It is copied, not continued, because its writer may be alive.
-        `SnapshotWriter.completed_rows` then returns what need not be written again.
-
-        The arrays in `layouts` are created and copied; what is stored in another way is
-        not copied. Returns None if there is no such attempt, or if the step is
-        committed.
+        used. It is copied, not continued, because its writer may be alive: the arrays
+        in `layouts`, where they are stored alike. None if there is no such attempt, or
+        if the step is committed. `SnapshotWriter.completed_rows` then returns what need
+        not be written again.
         """
         if self.store.exists(commit_name(self.name, step)):
             return None
@@ -248,8 +246,7 @@ class SnapshotSeries:
     def withdraw_damaged(self, step: int) -> bool:
         """Withdraws the snapshot of a step if its manifest is damaged; returns whether.
 
-        Its data remains, for an attempt with the same settings to resume. It is not
-        withdrawn if another job has done so, or replaced it.
+        Its data remains, for an attempt with the same settings to resume.
         """
         try:
             self.read_manifest(step)
@@ -268,10 +265,9 @@ class SnapshotSeries:
     ) -> list[str]:
         """Deletes old snapshots, abandoned attempts, and attempts that lost their race.
 
-        The newest `keep` stay, and those that are `in_use` however old, such as those
-        named in heartbeats. An uncommitted attempt stays until no rows were written to
-        it for `attempt_age_seconds`, because its writer may only be slow. Returns the
-        folders that were deleted.
+        The newest `keep` stay, and those `in_use`. An uncommitted attempt stays until
+        no rows were written to it for `attempt_age_seconds`, because its writer may
+        only be slow. Returns the folders that were deleted.
         """
         committed = self.steps()
         newest = committed[max(0, len(committed) - keep) :]

@@ -54,10 +54,7 @@ def finished_steps(store: Store) -> list[int]:
 
 
 def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
-    """Returns the details of each finished checkpoint by step, reading no arrays.
-
-    Checkpoints with a damaged manifest are ignored.
-    """
+    """Returns the details of all finished checkpoints whose manifest is undamaged."""
     found = {}
     for step in finished_steps(store):
         # Damage is reported when the checkpoint is restored.

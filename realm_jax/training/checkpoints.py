@@ -80,7 +80,7 @@ class Checkpointer:
 
         An existing checkpoint of this step is left as it is, unless it is damaged; a
         score is added to its details, because it may be measured after the checkpoint
-        was saved. Details are JSON values that are read when it is restored.
+        was saved.
         """
         step = int(state.step)
 
@@ -174,10 +174,7 @@ class KeptCheckpoints:
         return tuple(details["index_step"] for details in self._details.values())
 
     def note_score(self, step: int, name: str, score: float) -> bool:
-        """Notes the score of a step; returns whether no checkpoint has a higher one.
-
-        The name, `HELD_OUT_UTILITY` or `DEV_EXACT_MATCH`, is the same throughout a run.
-        """
+        """Notes the score of a step; returns whether no checkpoint's is higher."""
         self._measured = {step: {name: score}}
         best = best_step(self._details)
         if best is None:

@@ -57,11 +57,7 @@ def is_correct(answer: Answer, question: Question) -> bool:
 def read_dev_questions(
     path: str, split: str, max_questions: int | None
 ) -> list[Question]:
-    """Reads the questions by which a checkpoint is chosen, evenly spread over the file.
-
-    There are at most `max_questions`, and none without a path. Their split is never the
-    one that is trained on.
-    """
+    """Reads questions to choose a checkpoint by, evenly spread over the file."""
     if not path:
         return []
     if split == _TRAINED_ON:

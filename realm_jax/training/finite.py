@@ -39,7 +39,7 @@ class FiniteUpdates:
         self._unread.append((step, watched))
 
     def require_updates(self) -> None:
-        """Requires that updates since the last call were finite; names another."""
+        """Waits for the updates since the last call, and requires finite ones."""
         unread, self._unread = jax.device_get(self._unread), []
         for update, means in unread:
             values = {name: float(mean.total) for name, mean in means.items()}

@@ -67,10 +67,6 @@ class IndexMetrics:
         """Adds a value that was measured elsewhere."""
         self._measured[name] = value
 
-    def record_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
-        """Measures the index with which a process begins."""
-        self._measure_recall(step, params, searcher)
-
     def record_swap(
         self, step: int, params: PyTree, old: Searcher, new: Searcher
     ) -> None:
@@ -78,13 +74,13 @@ class IndexMetrics:
         began = time.perf_counter()
         self._measured |= self._probe.of_index(params, old)
         self._measured |= self._probe.of_refresh(params, old, new)
-        self._measure_recall(step, params, new)
+        self.record_recall(step, params, new)
         self._measured["index_measuring_seconds"] = time.perf_counter() - began
 
     def record_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures an index that was renewed row by row."""
         self._measured |= self._probe.of_index(params, searcher)
-        self._measure_recall(step, params, searcher)
+        self.record_recall(step, params, searcher)
 
     def of_spans(self, params: PyTree, searcher: Searcher) -> float | None:
         """Returns the mean utility of held-out spans, in nats; None without any."""
@@ -96,7 +92,8 @@ class IndexMetrics:
         self._measured["held_out_seconds"] = time.perf_counter() - began
         return means[HELD_OUT_UTILITY]
 
-    def _measure_recall(self, step: int, params: PyTree, searcher: Searcher) -> None:
+    def record_recall(self, step: int, params: PyTree, searcher: Searcher) -> None:
+        """Measures the recall of held-out questions, if there are any."""
         if self._questions is None:
             return
         recall = self._questions.recall(self._config, params, searcher, k=5)
@@ -143,7 +140,7 @@ def held_out_spans(
     max_spans: int,
     is_required: bool,
 ) -> HeldOutSpans | None:
-    """Returns masked sentences of the validation split; None without an optional one.
+    """Returns held-out sentences; None without such a split, unless it is required.
 
     `num_candidates` includes the null document.
     """

@@ -85,7 +85,7 @@ Reader = KnowledgeEncoder | SpanReader
 def initial_params(
     retriever: Retriever, reader: Reader, lengths: Lengths, seed: int
 ) -> tuple[PyTree, PyTree]:
-    """Draws {"retriever": ..., "reader": ...}; returns it and its logical axes."""
+    """Draws {"retriever": ..., "reader": ...}; returns them and their logical axes."""
     retriever_key, reader_key = jax.random.split(jax.random.key(seed))
     document, joined = (
         jnp.zeros((1, 1, length), jnp.int32)

@@ -433,7 +433,7 @@ class _Pretraining:
         else:
             refresher.start(stage.step, retriever, saved)
             self._put_into_state(refresher.index)
-        self._metrics.record_first(stage.step, retriever, refresher.index.searcher)
+        self._metrics.record_recall(stage.step, retriever, refresher.index.searcher)
 
     @property
     def _resumed_index(self) -> int | None:

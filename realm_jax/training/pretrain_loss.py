@@ -29,10 +29,9 @@ from realm_jax.types import Array, Candidates, PretrainBatch
 
 @flax.struct.dataclass
 class PretrainInputs:
-    """A REALM step's inputs: masked sentences and the documents found for them.
+    """Masked sentences and the documents found for them.
 
-    It has embeddings of the candidates if the index has them and they do not change;
-    else the step computes them.
+    Embeddings of these are None where the step computes them.
     """
 
     batch: PretrainBatch

@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles the eleventh to the twentieth step, or the last; around the loop."""
+    """Profiles steps 11 to 20 of a loop, or the last ones; a context manager."""
 
     def __init__(
         self,

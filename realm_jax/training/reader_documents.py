@@ -40,8 +40,7 @@ def draw_kinds(
     """Returns the kind of document of each row of a batch, as an index into `KINDS`.
 
     The kind of a row is a function of the shares, the seed, the step and the row alone,
-    so that a resumed run and every process of a job draw the same. The shares are the
-    probability of each kind, and sum to 1; the batch is that of all processes.
+    so that a resumed run and every process of a job draw the same. The shares sum to 1.
     """
     # Raw bits, which NumPy guarantees to keep from version to version.
     bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
@@ -100,8 +99,7 @@ def holds_answer(
 ) -> Bool[np.ndarray, "batch neighbour"]:
     """Returns whether the part of each body that is read contains the answer.
 
-    See `choose_retrieved` for the arguments and the definition of the answer. The null
-    document and empty slots (-1) contain none.
+    See `choose_retrieved`. The null document and empty slots (-1) contain none.
     """
     bodies = store.body_ids(block_ids, joined_length)
     # The body stands between the query and the last [SEP].

@@ -78,7 +78,7 @@ class SearchAhead(Generic[BatchT, InputsT]):
         index: LoadedIndex,
         batch_at: Callable[[int], BatchT],
     ) -> InputsT:
-        """Returns the inputs of the next update, and begins those of the second."""
+        """Returns the next update's inputs, and begins those of the one after it."""
         inputs = self._found_for(step, index)
         if inputs is None:
             batch = batch_at(step)

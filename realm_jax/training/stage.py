@@ -251,7 +251,7 @@ class Stage(StageParts[ReaderT]):
         )
 
     def save(self, more_details: CheckpointDetails = dict) -> None:
-        """Saves the state as a checkpoint, if it is one that may be saved."""
+        """Saves the state, which has to be finite, as a checkpoint with details."""
         self.begin()  # One without updates is saved without a loop.
         self.stopwatch.wait_for(self.state)
         with self.stopwatch.part(Part.CHECKPOINT):

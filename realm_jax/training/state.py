@@ -52,10 +52,7 @@ def place_state(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
 
 
 def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
-    """Returns the sharding of each array of a state; moments follow their parameters.
-
-    An index in the state has its own.
-    """
+    """Returns the sharding of each array; moments follow their parameters."""
     replicated = NamedSharding(mesh, PartitionSpec())
     places_by_path: dict[Any, Any] = flax.traverse_util.flatten_dict(shardings)
 

@@ -139,10 +139,9 @@ def apply_gradient(
 ) -> tuple[TrainState, means_lib.Means]:
     """Returns the state after an update, and the metrics with the norms of it.
 
-    `gradient_norm` is that of the whole gradient, before it is clipped, and
-    `gradient_norm_<model>` that of one of its models, a top-level subtree.
-    `update_norm` and `update_norm_<model>` are those of what is added to the
-    parameters.
+    `gradient_norm` is that of the whole gradient, before it is clipped, `update_norm`
+    that of what is added to the parameters; `..._<model>` are those of one top-level
+    subtree.
     """
     updates, optimizer_state = optimizer.update(
         gradient, state.optimizer_state, state.params

@@ -20,7 +20,10 @@ _STREAM = 2
 
 @flax.struct.dataclass
 class UnmaskedTargets:
-    """Positions of the reader's input with the wordpieces to predict there."""
+    """Wordpieces that are predicted at their own position in the reader's input.
+
+    Weights are 0.0 where a row has no target.
+    """
 
     weights: Float[Array, "batch target"]
     positions: Int[Array, "batch target"]
@@ -38,10 +41,9 @@ def draw_unmasked(
 ) -> UnmaskedTargets:
     """Draws a wordpiece for each slot that a row's masks leave empty.
 
-    The reader then scores as many positions as before, and the step takes no longer;
-    the other slots have weights of 0. Wordpieces are drawn from the reader's inputs
-    uniformly and with replacement, special ones and masks left out, and depend on the
-    seed, the step, the row of the whole batch (`rows`) and its text alone.
+    The reader then scores as many positions as before, and the step takes no longer.
+    Wordpieces, no special ones, are drawn uniformly and with replacement; they depend
+    on the seed, the step, the row of the whole batch (`rows`) and its text alone.
     """
     count = batch.mask_weights.shape[1]
     # Raw bits, which NumPy guarantees to keep from version to version.
