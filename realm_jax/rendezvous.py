@@ -114,7 +114,6 @@ class _Wait:
         return True
 
     def rest(self) -> None:
-        """Waits before the next attempt."""
         self._stop.wait(self.poll_seconds)
 
     def anew(self) -> "_Wait":

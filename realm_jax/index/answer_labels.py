@@ -152,7 +152,6 @@ class AnswerLabels:
         return matched[np.searchsorted(known, block_ids)]
 
     def _read(self, block_ids: Int[np.ndarray, " block"]) -> dict[int, "_Body"]:
-        """Returns text, wordpieces and words of blocks."""
         texts = [text.body for text in self._store.texts(block_ids)]
         encodings = self._store.vocabulary.encode_batch(texts)
         return {

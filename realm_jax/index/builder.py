@@ -228,7 +228,6 @@ def _begin(
 def _is_committed(
     series: SnapshotSeries, step: int, corpus: str, metadata: Mapping[str, Any]
 ) -> bool:
-    """Returns whether the step has an index of this corpus and metadata."""
     if step not in series.steps():
         return False
     manifest = series.read_manifest(step)

@@ -216,7 +216,6 @@ def find_trivial(
 def _share_of_grams(
     sentence: Int[Array, " query"], length: Array, body: Int[Array, " length"]
 ) -> Array:
-    """Returns the share of the sentence's distinct grams that the body contains."""
     size = jnp.minimum(GRAM_SIZE, length)
 
     def equal_grams(left: Array, right: Array) -> Bool[Array, "left right"]:

@@ -146,7 +146,6 @@ class ScannSearcher:
         )
 
     def _set_leaves(self) -> int | None:
-        """Returns the number of leaves that the configuration sets."""
         share = self.config.searched_share
         if share is None:
             return None

@@ -87,7 +87,6 @@ def cheapest_visit(
 def _least_visit(
     recall_of: Callable[[Visit], float], recall: float, leaves: range, reordered: int
 ) -> Visit | None:
-    """Returns the visit of fewest leaves that has this recall."""
     too_few, count = leaves.start - 1, leaves.start
     while recall_of(Visit(count, reordered)) < recall:
         if count == leaves[-1]:

@@ -362,5 +362,4 @@ class SnapshotArray:
     shape: tuple[int, ...]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Reads rows; see `SnapshotSeries.read_array`."""
         return self.series.read_array(self.manifest, self.name, rows)

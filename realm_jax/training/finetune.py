@@ -220,7 +220,6 @@ class FinetuneConfig(StageConfig):
                 )
 
     def _require_consistent(self) -> None:
-        """Requires settings that make sense together."""
         if self.early_stopping is not None and not self.questions:
             raise BadInputError(
                 "expected QUESTIONS, by whose exact match training ends early, got "

@@ -154,7 +154,6 @@ class FinetuneLoss(Loss):
 
 
 def _packable(lengths: PackedLengths, inputs: FinetuneInputs) -> Sequences:
-    """Returns the sequences that are packed, and the length of their rows."""
     joined = inputs.joined_ids, lengths.joined
     if inputs.document_ids is None:
         return [joined]

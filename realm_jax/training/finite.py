@@ -80,7 +80,6 @@ class FiniteUpdates:
 
 
 def _not_finite(tree: PyTree) -> str | None:
-    """Returns the path of the first array with a NaN or an infinity; None without."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     flags = jax.device_get(_are_finite([array for _, array in flat]))
     bad = (path for (path, _), flag in zip(flat, flags, strict=True) if not flag)

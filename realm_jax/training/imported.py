@@ -87,8 +87,6 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """Sources put together."""
-
     params: PyTree
     retriever: RetrieverConfig
     trained: Mapping[str, Any]

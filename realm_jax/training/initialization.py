@@ -233,7 +233,6 @@ def _with_weights(
 
 
 def _with_dense(towers: PyTree, folder: pathlib.Path) -> PyTree:
-    """Copies the dense layer of a sentence encoder into every tower."""
     found = load_dense(read_sentence_encoder(str(folder)))
     for tower in towers.values():
         expected, received = tower["dense"]["kernel"].shape, found["kernel"].shape

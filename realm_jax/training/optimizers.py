@@ -140,8 +140,6 @@ def make_optimizer(
 def _for_each_model(
     stateless: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Applies a stateless transformation to each model separately."""
-
     def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         del params
         models: dict[str, Any] = updates  # pyright: ignore[reportAssignmentType]

@@ -69,7 +69,6 @@ def compute_packed(
 
 
 def _all_fit(sequences: Sequences, microbatches: int) -> Bool[Array, ""]:
-    """Returns whether the sequences of every microbatch can be packed."""
     found = jnp.array(True)
     for ids, length in sequences:
         if length is not None:

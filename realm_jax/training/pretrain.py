@@ -474,7 +474,6 @@ class _Pretraining:
         )
 
     def _searcher(self) -> Searcher:
-        """Returns a searcher of the index in use."""
         table = self._stage.state.index
         if table is None:
             return self._refresher.index.searcher
@@ -487,7 +486,6 @@ class _Pretraining:
             self._metrics.record_renewal(done, retriever, self._searcher())
 
     def _held_out_utility(self) -> float | None:
-        """Measures the state on held-out sentences; None if there are none."""
         stage = self._stage
         stage.require_finite(stage.state.params)
         with stage.stopwatch.part(Part.SWAP):

@@ -204,8 +204,7 @@ class PretrainLoss(Loss):
         """Runs a model on all candidates, of shape [batch, candidate, length].
 
         The null document is short: at the length of the others it would cost as much as
-        they do, an eighth of an update with eight candidates. `null_length` is the most
-        wordpieces of its sequence. `inputs` are the same for all candidates.
+        they do, an eighth of an update with eight candidates.
         """
         null, others = split_key(key, 2)
         parts = (

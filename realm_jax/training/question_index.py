@@ -169,7 +169,6 @@ class RefreshedIndex(FrozenIndex):
         self._client.finish(run.step, run.state.params["retriever"])
 
     def __exit__(self, *error: Any) -> None:
-        """Sends the last heartbeat."""
         self._client.__exit__(*error)
 
 

@@ -176,7 +176,6 @@ class StageParts(Generic[ReaderT]):
         )
 
     def _own_rows(self, batch_size: int) -> Int[np.ndarray, " row"]:
-        """Returns the rows of a batch that this process makes."""
         return placement.local_rows(self.mesh, batch_size)
 
 

@@ -142,7 +142,6 @@ class Accounting:
         return values
 
     def _operations(self) -> int | None:
-        """Returns an update's operations over all devices; None before the first."""
         if self._shapes is None:
             return None
         leaves, structure = jax.tree.flatten(self._shapes)

@@ -50,8 +50,6 @@ class EventFile:
 
 
 class _Events:
-    """Serialises events."""
-
     def __init__(self, first_step: int, protos: Any, record_writer: Any):
         self._protos = protos
         self._buffer = io.BytesIO()
@@ -71,7 +69,6 @@ class _Events:
         return self._buffer.getvalue()[before:]
 
     def all(self) -> bytes:
-        """Returns all bytes so far."""
         return self._buffer.getvalue()
 
     def _add(self, event: Any) -> None:

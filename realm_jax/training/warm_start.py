@@ -327,7 +327,6 @@ class _Reading:
             )
 
     def at(self, step: int, state: TrainState) -> ReaderInputs:
-        """Returns the reader's inputs of the next update."""
         stage, config = self._stage, self._config
         size = config.reader_batch_size
         batch = PretrainBatch(**stage.batch(self.sentences, step, size))

@@ -200,7 +200,6 @@ class WarmStartLoss(Loss):
 
 
 def _packable(lengths: PackedLengths, inputs: WarmStartInputs) -> Sequences:
-    """Returns the sequences that are packed, and the length of their rows."""
     sequences: list[tuple[Array, int | None]] = []
     if inputs.pairs is not None:
         sequences.append((inputs.pairs.document_ids, lengths.document))

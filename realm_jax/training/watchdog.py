@@ -135,7 +135,6 @@ class Watchdog:
         )
 
     def _place(self) -> str:
-        """Returns where in this package the training thread is."""
         frame = sys._current_frames().get(self._training_thread)
         for caller, line in traceback.walk_stack(frame) if frame else ():
             path = pathlib.Path(caller.f_code.co_filename)
