@@ -49,7 +49,6 @@ class Model:
     """
 
     def __init__(self, search: CorpusSearch):
-        """Use `load`."""
         self._search = search
         self.corpus = search.corpus
         is_read = isinstance(search, Answerer)
@@ -66,22 +65,14 @@ class Model:
     def answer(
         self, questions: str | Iterable[str], k: int | None = None
     ) -> Answer | list[Answer]:
-        """Answers a question, or several in batches.
+        """Answers a question, or several in batches: a list in their order.
 
             model.answer("Who commissioned the Taj Mahal?").text  # "Shah Jahan"
             [a.text for a in model.answer(["Who ...?", "When ...?"], k=1)]
 
-        Args:
-          questions: one or several; text beyond the model's length is cut.
-          k: number of documents listed with each answer, 1 to `num_read`; None for all.
-            It does not change the answer, which is from all blocks that were read.
-
-        Returns:
-          An answer for one question, a list in their order for several.
-
-        Raises:
-          BadInputError: a question is no text, empty or endless, or k is out of range;
-            or the model is not fine-tuned.
+        Only a fine-tuned model answers. Text beyond its length is cut. `k` documents
+        are listed with each answer, 1 to `num_read`; None for all. It does not change
+        the answer, which is from all blocks that were read.
         """
         if not isinstance(self._search, Answerer):
             raise BadInputError(
@@ -99,19 +90,12 @@ class Model:
         return answers[0] if single else answers
 
     def embed(self, texts: str | Iterable[str]) -> Float[np.ndarray, "... projection"]:
-        """Embeds queries with the query tower.
+        """Embeds queries with the query tower: float32 [text, projection].
 
             model.embed(["Who ...?", "When ...?"]).shape  # (2, 128)
 
-        Args:
-          texts: one or several; text beyond the model's length is cut.
-
-        Returns:
-          float32 [text, projection]; [projection] for a single text. The inner product
-          with a block's embedding in the index is the block's score.
-
-        Raises:
-          BadInputError: a text is not a string, empty or endless.
+        A single text gives [projection]; text beyond the model's length is cut. The
+        inner product with a block's embedding in the index is the block's score.
         """
         checked, single = _texts(texts)
         if not checked:
@@ -134,16 +118,9 @@ class Model:
             for document in model.search("the Taj Mahal", k=3):
                 print(document.score, document.title)
 
-        Args:
-          texts: one or several; text beyond the model's length is cut.
-          k: number of blocks for each text, 1 to `corpus.num_blocks`.
-
-        Returns:
-          The k best documents of one text, best first; a list of such lists for
-          several. An approximate searcher may find fewer.
-
-        Raises:
-          BadInputError: a text is not a string, empty or endless, or k is out of range.
+        Text beyond the model's length is cut. Returns the k best documents of one text,
+        1 to `corpus.num_blocks`, best first; a list of such lists for several. An
+        approximate searcher may find fewer.
         """
         checked, single = _texts(texts)
         k = _require_within(k, self.corpus.num_blocks, "in the corpus")
@@ -162,12 +139,8 @@ class Model:
 
             model.with_searcher(MySearcher(embeddings)).answer("Who ...?")
 
-        Args:
-          searcher: a searcher of the same embeddings, block i in row i; see
-            `examples/own_searcher.py`.
-
-        Raises:
-          BadInputError: it has another number of blocks than the corpus.
+        The searcher has the same embeddings, block i in row i; see
+        `examples/own_searcher.py`.
         """
         if searcher.num_blocks != self.corpus.num_blocks:
             raise BadInputError(
@@ -216,10 +189,6 @@ def load(
         trained on, in the same vocabulary. Its index is then built in `model_dir`, if
         it does not exist: that embeds the whole corpus.
       batch_size: number of questions searched and read at once, if there are several.
-
-    Raises:
-      BadInputError: there is no finished run, or it is damaged or records too little;
-        or corpus or index is missing or of another model.
     """
     if batch_size < 1:
         raise BadInputError(
@@ -250,9 +219,7 @@ def open_corpus(path: Path) -> BlockStore:
         corpus = realm_jax.open_corpus("runs/quickstart/corpus")
         corpus.num_blocks, corpus.text(0).title, corpus.text(0).body
 
-    Raises:
-      BadInputError: there is no corpus, or a file is missing, truncated or of another
-        format version.
+    A missing or truncated file is a `BadInputError`.
     """
     return BlockStore.open(path)
 

@@ -1,8 +1,6 @@
 """Records an attempt of a command, and reports what changed since the last one."""
 
 import dataclasses
-import datetime
-import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from realm_jax.run_record import (
     RunRecord,
     Trained,
     changes,
-    commit,
+    new_record,
     newest_record,
     plain,
     settings_of,
@@ -35,8 +33,6 @@ class Attempt:
 
     Attributes:
       config: the configuration, with its `model_dir`.
-      arguments: the command line.
-      gin: returns gin's operative configuration.
       others: further configurations by name, dataclasses too.
       note: called with a sentence on the settings that have changed.
     """
@@ -65,13 +61,8 @@ class Attempt:
             self._report_changes(self._new(), "; the run is done, so it has no effect")
 
     def _new(self, trained: Trained | None = None) -> RunRecord:
-        now = datetime.datetime.now(datetime.UTC)
-        return RunRecord(
+        return new_record(
             command=self.command,
-            started=now.isoformat(timespec="seconds"),
-            # The package imports the library, which imports this file.
-            version=importlib.import_module("realm_jax").__version__,
-            commit=commit(),
             seed=getattr(self.config, "seed", None),
             arguments=list(self.arguments),
             settings={**settings_of(self.config), **plain(self.others)},

@@ -43,23 +43,12 @@ AXIS_RULES: dict[str, tuple[str, ...] | str | None] = {
 
 
 def partition_spec(*names: str | None) -> PartitionSpec:
-    """Returns the partition spec of an array with these logical axes.
-
-    Args:
-      *names: one logical name per array axis; None is replicated.
-
-    Raises:
-      BadInputError: a name is not in `AXIS_RULES`.
-    """
+    """Returns the partition spec of these logical axes; None is replicated."""
     return PartitionSpec(*(_mesh_axes(name) for name in names))
 
 
 def num_batch_shards(mesh_shape: Mapping[str, int]) -> int:
-    """Returns the number of parts into which a mesh splits a batch.
-
-    Args:
-      mesh_shape: size by mesh axis; an axis that is absent splits nothing.
-    """
+    """Returns the number of parts of a batch; an absent mesh axis splits nothing."""
     return math.prod(mesh_shape.get(axis, 1) for axis in AXIS_RULES["batch"] or ())
 
 

@@ -24,10 +24,8 @@ class Chip:
     """A type of device.
 
     Attributes:
-      name: name in accelerator types, such as "v4".
       kind: value of `jax.Device.device_kind`, or its beginning.
       peak_flops: bfloat16 operations per second.
-      memory: memory in bytes.
       bandwidth: bytes per second between memory and device; None if not published.
       devices: number of JAX devices on one chip; prices are per chip.
     """
@@ -72,9 +70,6 @@ def multiplies_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     With AVX512-BF16 an EPYC does, and a Xeon does not (docs/benchmarks.md): its unit
     for bfloat16 is AMX, which a virtual machine may hide. On other machines XLA
     converts the operands, which is slower than float32.
-
-    Args:
-      cpuinfo: path of the kernel's description of the processors.
     """
     try:
         processors = pathlib.Path(cpuinfo).read_text()

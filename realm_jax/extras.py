@@ -22,15 +22,7 @@ MODULES: Mapping[str, Sequence[str]] = {
 
 
 def require_extra(extra: str, purpose: str) -> None:
-    """Checks that the libraries of an extra are installed; imports none of them.
-
-    Args:
-      extra: a key of `MODULES`.
-      purpose: what requires the extra, for the error message.
-
-    Raises:
-      BadInputError: a library is missing.
-    """
+    """Checks, without importing them, that an extra's libraries are installed."""
     for module in MODULES[extra]:
         if not _is_installed(module):
             raise BadInputError(
@@ -40,11 +32,7 @@ def require_extra(extra: str, purpose: str) -> None:
 
 
 def require_extra_of_url(url: str) -> None:
-    """Checks that the libraries needed to read a URL are installed.
-
-    Raises:
-      BadInputError: it is on gs://, and they are not installed.
-    """
+    """Checks that the libraries needed to read a URL are installed."""
     if url.startswith("gs://"):
         require_extra("gcs", url)
 

@@ -161,11 +161,7 @@ class LaunchConfig:
             )
 
     def require_zone(self) -> None:
-        """Checks the settings of TPU VMs that other launches do not need.
-
-        Raises:
-          BadInputError: a setting is missing or invalid.
-        """
+        """Checks the settings of TPU VMs that other launches do not need."""
         for field, macro in (("project", "PROJECT"), ("zone", "ZONE")):
             if not getattr(self, field):
                 raise BadInputError(

@@ -44,12 +44,7 @@ def file_records(stats: Mapping[str, ObjectStat]) -> dict[str, FileRecord]:
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Returns a JSON value.
-
-    Raises:
-      ValueError: it is not JSON, or is nested too deeply for `json.loads`, which raises
-        RecursionError.
-    """
+    """Returns a JSON value; what is nested too deeply is a ValueError, too."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -57,14 +52,9 @@ def parse_json(data: str | bytes) -> Any:
 
 
 def require_fields(record: Any, fields: Mapping[str, type | UnionType]) -> None:
-    """Checks that a JSON value is an object with these fields, and maybe others.
+    """Raises ValueError unless a JSON value is an object with fields of these types.
 
-    Args:
-      record: the value.
-      fields: type of each field; a boolean is no int here, as in JSON.
-
-    Raises:
-      ValueError: it is not such an object.
+    It may have others. A boolean is no int here, as in JSON.
     """
     if not isinstance(record, dict):
         raise ValueError(f"it is {reprlib.repr(record)} and no object")
@@ -77,11 +67,7 @@ def require_fields(record: Any, fields: Mapping[str, type | UnionType]) -> None:
 
 
 def parse_files(table: Any) -> dict[str, FileRecord]:
-    """Returns the records in the file table of a manifest; other fields are ignored.
-
-    Raises:
-      ValueError: it is not such a table.
-    """
+    """Returns the records in the file table of a manifest; ValueError if it is none."""
     require_fields(table, {})
     records = {}
     for name, entry in table.items():
@@ -97,14 +83,9 @@ def find_damage(
     files: Mapping[str, FileRecord],
     look_up: Callable[[str], FileRecord | ObjectStat | None],
 ) -> str | None:
-    """Finds the first file that differs from the manifest; None if there is none.
+    """Returns the first damaged file and its damage, for "..., but {}", or None.
 
-    Args:
-      files: the files of the manifest, by name.
-      look_up: takes a name and returns the file found now, None if there is none.
-
-    Returns:
-      The name of the file and the difference, for "..., but {}".
+    `look_up` takes a name and returns the file found now, None if there is none.
     """
     for name, expected in files.items():
         found = look_up(name)
@@ -121,26 +102,17 @@ def find_damage(
 def seal(body: Mapping[str, Any], *, is_sorted: bool = True) -> bytes:
     """Returns an object as JSON, with a checksum of the rest of it at its end.
 
-    Args:
-      body: JSON values and file records.
-      is_sorted: whether the keys are sorted, so that their order makes no other bytes;
-        False keeps an order that is shown to people.
+    Unsorted keys keep an order that is shown to people.
     """
     text = json.dumps(body, sort_keys=is_sorted, default=dataclasses.asdict)
     return _with_checksum(json.loads(text))
 
 
 def unseal(data: bytes, *, required: bool = True) -> dict[str, Any]:
-    """Returns the object that was sealed.
+    """Returns the object that was sealed; ValueError if a byte, even a space, differs.
 
-    Args:
-      data: the JSON.
-      required: False accepts an object without a checksum, as in corpora and examples
-        of earlier versions.
-
-    Raises:
-      ValueError: these are not exactly the bytes that `seal` returned; white space
-        counts.
+    `required=False` accepts an object without a checksum, as in corpora and examples of
+    earlier versions.
     """
     body = parse_json(data)
     if not isinstance(body, dict) or (required and _SEAL not in body):
@@ -155,12 +127,7 @@ def unseal(data: bytes, *, required: bool = True) -> dict[str, Any]:
 def read(
     store: Store, name: str, fields: Mapping[str, type | UnionType]
 ) -> dict[str, Any]:
-    """Returns a sealed object of a store.
-
-    Args:
-      store: the store.
-      name: of the object.
-      fields: that it must have, by type.
+    """Returns a sealed object of a store, with these fields.
 
     Raises:
       MissingObjectError: there is no such object.

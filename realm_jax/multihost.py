@@ -44,6 +44,7 @@ _BARRIER_AFTER = 256
 _BROADCASTS, _GATHERS, _NOTES = "realm/broadcasts", "realm/gathers", "realm/notes"
 
 _calls = itertools.count()
+_last_barrier: list[int] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +72,7 @@ class HostsConfig:
 def join(config: HostsConfig, stop: threading.Event | None = None) -> None:
     """Joins the processes of the job; must be called before any other use of JAX.
 
-    Args:
-      config: how they find each other.
-      stop: ends waiting for the processes that the environment defines.
-
-    Raises:
-      BadInputError: the environment defines the group incompletely, the platform does
-        not provide one, or a process of it does not come (`rendezvous.py`).
-      StoppedError: `stop` was set.
+    At `stop` waiting for those that the environment defines ends in a StoppedError.
     """
     given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     arguments: dict[str, Any] = {}
@@ -189,9 +183,7 @@ def gather(value: Value) -> list[Value]:
 def run_on_all(action: Callable[[], Value]) -> Value:
     """Runs an action in every process; returns this one's result when all are done.
 
-    Raises:
-      Exception: raised in all processes, if the action failed in any: the exception of
-        the first process in which it did.
+    If it fails in any, all raise the exception of the first process in which it did.
     """
     result, error = _attempt(action)
     for raised in gather(error):
@@ -201,11 +193,7 @@ def run_on_all(action: Callable[[], Value]) -> Value:
 
 
 def run_on_primary(action: Callable[[], Value]) -> Value:
-    """Runs an action in the first process, and returns its result in all.
-
-    Raises:
-      Exception: raised in all processes, if the action failed.
-    """
+    """Runs an action in the first process; all return its result or raise its error."""
     result, error = from_first(_attempt(action) if is_first() else (None, None))
     if error is not None:
         raise error
@@ -231,15 +219,11 @@ class StopRequest:
     """A stop request to any process of the job, seen by all at the same call."""
 
     def __init__(self, event: threading.Event):
-        """Wraps the event that this process's signal handlers set."""
         self._event = event
         self._said = False
 
     def asked(self) -> bool:
-        """Returns whether this process was asked, in the first whether any was.
-
-        Other processes notify the first.
-        """
+        """Returns whether this process was asked; in the first, whether any was."""
         if self._event.is_set() and not self._said:
             self._said = True
             post("stop", True)
@@ -247,8 +231,7 @@ class StopRequest:
 
     def is_set(self) -> bool:
         """Returns whether any process was asked; a collective call."""
-        asked = self.asked()
-        return from_first(asked)
+        return from_first(self.asked())
 
 
 def fetch(tree: PyTree) -> PyTree:
@@ -275,20 +258,13 @@ def local_rows(array: jax.Array) -> np.ndarray:
 
 def encode(value: Any) -> bytes:
     """Returns a message: None, bool, int, float, str, and lists, tuples, dictionaries
-    and exceptions of these.
-
-    Raises:
-      TypeError: it holds something else.
+    and exceptions of these. Anything else is a TypeError.
     """
     return json.dumps(_packed(value)).encode()
 
 
 def decode(message: bytes) -> Any:
-    """Inverts `encode`; of an exception only class and text remain.
-
-    Raises:
-      ValueError: it is no such message.
-    """
+    """Inverts `encode`, but for exceptions, of which class and text remain."""
     return _unpacked(json.loads(message))
 
 
@@ -308,16 +284,9 @@ def _barrier(call: int) -> None:
         # All processes have read the earlier messages, but may still be reading the
         # values of this barrier.
         service.key_value_delete(f"{_BROADCASTS}/")
-        _forget_gather(call)
-
-
-_last_meeting: list[int] = []
-
-
-def _forget_gather(call: int) -> None:
-    for last in _last_meeting:
-        _service().key_value_delete(f"{_GATHERS}/{last}/")
-    _last_meeting[:] = [call]
+        for last in _last_barrier:
+            service.key_value_delete(f"{_GATHERS}/{last}/")
+        _last_barrier[:] = [call]
 
 
 def _parse(note: tuple[str, bytes]) -> tuple[int, Any]:
@@ -355,12 +324,7 @@ def _unpacked(packed: Any) -> Any:
 
 
 def _make_error(kinds: Sequence[Sequence[str]], text: str) -> Exception:
-    """Returns an exception of the first class that this process has, too.
-
-    Args:
-      kinds: module and name of its class, and of those it is derived from.
-      text: its message.
-    """
+    """Returns an exception of the first of these classes that this process has, too."""
     for module, name in kinds:
         if module != "builtins" and not module.startswith("realm_jax."):
             continue

@@ -21,11 +21,7 @@ def replicate(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
-    """Returns the rows of a batch that this process's devices hold, in order.
-
-    Raises:
-      BadInputError: the batch does not split evenly over the devices.
-    """
+    """Returns the rows of a batch, split evenly, that this process's devices hold."""
     parts = num_parts(mesh)
     if batch_size % parts:
         raise BadInputError(
@@ -41,10 +37,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
 def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
     """Splits the leading axis of every host array over the batch's mesh axes.
 
-    Args:
-      mesh: the mesh.
-      inputs: the `local_rows` of the batch. Arrays already on the devices, such as an
-        index, are left where they are.
+    They are the `local_rows` of the batch. Arrays on the devices stay where they are.
     """
     sharding = NamedSharding(mesh, axes.partition_spec("batch"))
 
@@ -59,12 +52,7 @@ def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
 def place_share(mesh: Mesh | None, inputs: PyTree) -> PyTree:
     """Places this process's share of rows that every process holds.
 
-    Args:
-      mesh: the mesh; None leaves the rows on the host.
-      inputs: host arrays with a leading axis of one length, that of the whole batch.
-
-    Raises:
-      BadInputError: the batch does not split evenly over the devices.
+    All arrays have the length of the whole batch; without a mesh they stay on the host.
     """
     if mesh is None:
         return inputs

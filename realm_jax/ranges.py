@@ -102,15 +102,7 @@ _BY_ANNOTATION = ((bool, BOOL), (bool | None, BOOL.or_none()))
 
 
 def require_ranges(config: Any, **ranges: Range) -> None:
-    """Requires that settings of a configuration lie in their ranges.
-
-    Args:
-      config: a dataclass. Its fields of type `bool` have a range without being named.
-      **ranges: field -> its range.
-
-    Raises:
-      BadInputError: a setting does not; the message names the first.
-    """
+    """Requires that a dataclass's settings are in range; a `bool` needs no range."""
     made_by = type(config)
     flags = {
         field.name: expected

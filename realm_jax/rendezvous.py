@@ -25,11 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of `host:port`, or of `[host]:port` for IPv6.
-
-    Raises:
-      BadInputError: it has no host or no port.
-    """
+    """Returns host and port of `host:port`, or of `[host]:port` for IPv6."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise BadInputError(
@@ -51,17 +47,12 @@ def meet(
 ) -> None:
     """Returns when all processes of a job have called it.
 
-    Args:
-      address: host and port of process 0.
-      listens_on: host that process 0 listens on, "" for all interfaces.
-      number: number of this process.
-      count: number of processes.
-      seconds: longest wait.
-      stop: ends waiting.
-      every: seconds between two lines on who is waited for.
+    Process 0 listens on host `listens_on`, "" for all interfaces, at the port of
+    `address`. A line on who is waited for is logged `every` so many seconds.
 
     Raises:
-      BadInputError: process 0 cannot listen there, or a process has not come in time.
+      BadInputError: process 0 cannot listen there, or a process has not come in
+        `seconds`.
       StoppedError: `stop` was set.
     """
     wait = _Wait(seconds, every, stop)
@@ -73,15 +64,10 @@ def meet(
 
 @contextlib.contextmanager
 def reminders(missing: str, seconds: float, every: float = 30.0) -> Iterator[None]:
-    """Logs every so many seconds that `missing` are waited for.
+    """Logs every so many seconds that `missing` are waited for, at most for `seconds`.
 
     For a wait that says nothing itself: of the processes that a platform provides, JAX
     does not tell which have come.
-
-    Args:
-      missing: who is waited for.
-      seconds: longest wait, which is logged.
-      every: seconds between two lines.
     """
     over = threading.Event()
 
@@ -111,12 +97,7 @@ class _Wait:
         self.poll_seconds = min(_POLL_SECONDS, seconds, every)
 
     def is_time(self, missing: Iterable[int]) -> bool:
-        """Returns whether to say who is missing, which is logged here.
-
-        Raises:
-          BadInputError: the time is over.
-          StoppedError: asked to stop.
-        """
+        """Returns whether to say who is missing; raises when waiting is over."""
         names = _names(missing)
         if self._stop.is_set():
             raise StoppedError(f"stopped while waiting for {names}")
@@ -133,7 +114,6 @@ class _Wait:
         return True
 
     def rest(self) -> None:
-        """Waits before the next attempt."""
         self._stop.wait(self.poll_seconds)
 
     def anew(self) -> "_Wait":
@@ -235,11 +215,7 @@ def _are_all_there(connection: socket.socket, wait: _Wait) -> bool:
 
 
 def _lines(connection: socket.socket) -> Iterator[bytes]:
-    """Yields what arrives, line by line.
-
-    Raises:
-      TimeoutError: nothing has arrived for as long as the connection waits.
-    """
+    """Yields what arrives, line by line; TimeoutError if nothing does for too long."""
     with connection.makefile("rb") as file:
         while line := file.readline(_LONGEST_LINE):
             yield line

@@ -9,8 +9,10 @@ crc32c, which records of earlier versions may lack.
 
 import contextlib
 import dataclasses
+import datetime
 import enum
 import functools
+import importlib
 import itertools
 import json
 import pathlib
@@ -48,7 +50,6 @@ class Trained:
     """What a training stage makes, and what is needed to use it without gin files.
 
     Attributes:
-      stage: name of the stage, such as "warm_start".
       model: the towers, from `initialization.describe`.
       data_order: settings that fix the examples of each update, and how they are read.
       questions: location of the held-out questions, or "".
@@ -91,8 +92,6 @@ class RunRecord:
       command: name on the command line, such as "warm-start".
       started: date and time, ISO 8601 in UTC.
       arguments: the words of the command line; none if the library was called.
-      settings: the configuration, nested by its fields.
-      gin: gin's operative configuration.
       trained: of a training stage alone; earlier versions did not record it.
     """
 
@@ -132,6 +131,17 @@ def _git(*arguments: str) -> str:
     return subprocess.check_output(
         command, stderr=subprocess.DEVNULL, text=True, timeout=30
     ).strip()
+
+
+def new_record(**fields: Any) -> RunRecord:
+    """Returns the record of an attempt that begins now, by this version."""
+    return RunRecord(
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        # The package imports the library, which imports this file.
+        version=importlib.import_module("realm_jax").__version__,
+        commit=commit(),
+        **fields,
+    )
 
 
 def settings_of(config: Any) -> dict[str, Any]:

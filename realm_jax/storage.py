@@ -46,13 +46,7 @@ class UnavailableStoreError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class ObjectStat:
-    """Size, checksum and time of an object, as found in the store.
-
-    Attributes:
-      size: size in bytes.
-      crc32c: checksum of the contents, as an unsigned integer.
-      modified: time of the last write, in Unix seconds.
-    """
+    """Size of an object in bytes, its crc32c, and its last write in Unix seconds."""
 
     size: int
     crc32c: int
@@ -127,11 +121,7 @@ class Store(Protocol):
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """Opens a folder (created by the first write) or `gs://bucket/prefix`.
-
-    Raises:
-      BadInputError: another scheme, no bucket, or no credentials for gs://.
-    """
+    """Opens a folder (created by the first write) or `gs://bucket/prefix`."""
     location = os.fspath(url)
     scheme, separator, rest = location.partition("://")
     if not separator:
@@ -152,12 +142,7 @@ def absolute_url(url: str) -> str:
 
 
 def file_stat(path: Path) -> ObjectStat:
-    """Returns size, checksum and time of a local file, of which it reads every byte.
-
-    Raises:
-      MissingObjectError: there is none.
-      BadInputError: it cannot be read.
-    """
+    """Returns size, checksum and time of a local file, of which it reads every byte."""
     checksum = google_crc32c.Checksum()
     with _bad_input_on_os_error(path), path.open("rb") as file:
         status = os.fstat(file.fileno())
@@ -168,11 +153,7 @@ def file_stat(path: Path) -> ObjectStat:
 
 
 def sync_entry(path: Path) -> None:
-    """Makes a local file, or the entries of a folder, durable.
-
-    Raises:
-      OSError: it cannot be read.
-    """
+    """Makes a local file, or the entries of a folder, durable."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -398,12 +379,7 @@ def _durable(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def _make_folder(path: Path) -> None:
-    """Makes a folder and those above it, durably.
-
-    Raises:
-      FileNotFoundError: another process deleted it meanwhile.
-      OSError: it cannot be made.
-    """
+    """Makes a folder and those above it, durably, unless it is deleted meanwhile."""
     places = (path, *path.parents)
     new = list(itertools.takewhile(lambda place: not place.exists(), places))
     try:

@@ -8,7 +8,7 @@ compared with it as a text, too, and a right span is one that exact match counts
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -18,10 +18,9 @@ from realm_jax.data.answer_spans import (
     answer_starts,
     pattern_spans,
 )
-from realm_jax.data.blocks import BlockText
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.normalisation import normalise_answer
 from realm_jax.data.questions import decode_patterns, decode_texts
-from realm_jax.data.wordpiece import WordPiece
 from realm_jax.data.words import PieceEdges, continues_word, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import compile_patterns, has_pattern
@@ -32,44 +31,19 @@ from realm_jax.types import NULL_BLOCK, Array, Candidates, QuestionBatch
 _MOST_CACHED = 1 << 25
 
 
-class TextStore(Protocol):
-    """The interface of a block store required for labels."""
-
-    vocabulary: WordPiece
-    chunk_length: int
-
-    def consecutive_bodies(
-        self, block_ids: Int[np.ndarray, " block"], length: int
-    ) -> tuple[Int[np.ndarray, " piece"], Int[np.ndarray, " block"]]:
-        """Returns the bodies, a 0 after each, and the places of these zeros."""
-        ...
-
-    def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
-        """Returns the texts from which the bodies were made."""
-        ...
-
-
 class AnswerLabels:
-    """Finds the answers to questions in a corpus.
+    """Finds the answers to questions, of up to `max_span` wordpieces, in a corpus.
 
     Text answers are compared as wordpieces; the blocks with an answer are then looked
-    up in their texts. Regular expressions are matched in the
-    texts of all. Which blocks match is cached, because the retriever finds mostly the
-    same blocks in the next epoch: five bytes for each block retrieved for a question,
-    of the questions asked last.
+    up in their texts. Regular expressions are matched in the texts of all. Which blocks
+    match is cached, because the retriever finds mostly the same blocks in the next
+    epoch: five bytes for each block retrieved for a question, of the questions asked
+    last. There are at most `most_cached`, and always those of one question.
     """
 
     def __init__(
-        self, store: TextStore, max_span: int, most_cached: int = _MOST_CACHED
+        self, store: BlockStore, max_span: int, most_cached: int = _MOST_CACHED
     ):
-        """Prepares to find answers.
-
-        Args:
-          store: the corpus.
-          max_span: length of the reader's longest span, in wordpieces.
-          most_cached: number of judgements by patterns that are cached, at most; those
-            of one question always are.
-        """
         self._store = store
         self._max_span = max_span
         self._continues_word = continues_word(store.vocabulary.pieces)
@@ -81,12 +55,7 @@ class AnswerLabels:
     def blocks(
         self, questions: QuestionBatch, block_ids: Int[Array, "batch neighbour"]
     ) -> Bool[np.ndarray, "batch neighbour"]:
-        """Marks the blocks with an answer in their body.
-
-        Args:
-          questions: a batch of questions.
-          block_ids: the blocks retrieved for each; -1 where nothing was found.
-        """
+        """Marks the retrieved blocks with an answer in their body; id -1 has none."""
         block_ids = np.asarray(block_ids)
         answer_ids = np.asarray(questions.answer_ids)
         rows = zip(answer_ids, _texts_by_row(questions), block_ids, strict=True)
@@ -103,13 +72,6 @@ class AnswerLabels:
 
         They begin and end with a word of the text, as those that are given as answers
         (`answering/reader.py`).
-
-        Args:
-          questions: a batch of questions.
-          candidates: the blocks that are read, joined with the questions.
-
-        Raises:
-          BadInputError: a block's text does not match its stored wordpieces.
         """
         joined_ids = np.asarray(candidates.joined_ids)
         answer_ids = np.asarray(questions.answer_ids)
@@ -176,8 +138,10 @@ class AnswerLabels:
         self._num_cached -= len(known)
         new = np.setdiff1d(block_ids, known).astype(np.int32)
         if len(new):
+            texts = self._store.texts(new)
+            found = np.array([has_pattern(text.body, patterns) for text in texts], bool)
             known = np.concatenate([known, new])
-            matched = np.concatenate([matched, self._match_texts(patterns, new)])
+            matched = np.concatenate([matched, found])
             order = np.argsort(known)
             known, matched = known[order], matched[order]
         self._num_cached += len(known)
@@ -187,14 +151,7 @@ class AnswerLabels:
         self._matched[patterns] = known, matched
         return matched[np.searchsorted(known, block_ids)]
 
-    def _match_texts(
-        self, patterns: tuple[str, ...], block_ids: Int[np.ndarray, " block"]
-    ) -> Bool[np.ndarray, " block"]:
-        texts = self._store.texts(block_ids)
-        return np.array([has_pattern(text.body, patterns) for text in texts], bool)
-
     def _read(self, block_ids: Int[np.ndarray, " block"]) -> dict[int, "_Body"]:
-        """Returns text, wordpieces and words of blocks."""
         texts = [text.body for text in self._store.texts(block_ids)]
         encodings = self._store.vocabulary.encode_batch(texts)
         return {
@@ -215,16 +172,9 @@ class AnswerLabels:
     ) -> Bool[np.ndarray, "joined width"]:
         """Marks the spans of one body that are an answer, and begin and end a word.
 
-        Args:
-          found: the spans with the wordpieces of a text answer.
-          texts: the normalised answers, "" for one that wordpieces decide.
-          patterns: the answers that are patterns.
-          body: the block's body.
-          joined_ids: the body behind the question, perhaps cut off.
-          segment_ids: 1 for the body and the [SEP] behind it.
-
-        Raises:
-          BadInputError: the text does not match the wordpieces.
+        `found` are the spans with the wordpieces of a text answer, `texts` the
+        normalised answers, "" for one that wordpieces decide. Segments are 1 for the
+        body, perhaps cut off, and the [SEP] behind it.
         """
         start = int(np.argmax(segment_ids))
         length = int(segment_ids.sum()) - 1  # Without [SEP].
@@ -264,12 +214,7 @@ class _Body(NamedTuple):
 
 
 def _any_in_text(answers: Collection[str], body: str) -> bool:
-    """Returns whether a body that has the wordpieces of answers has their text, too.
-
-    Args:
-      answers: normalised.
-      body: the text.
-    """
+    """Returns whether a body that has the wordpieces of answers has their text."""
     # Wordpieces of such texts lack nothing.
     if body.isascii() and any(map(str.isascii, answers)):
         return True

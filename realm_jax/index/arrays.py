@@ -22,12 +22,9 @@ _TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED
 
 
 class ArrayLayout(NamedTuple):
-    """An array as it is to be written.
+    """An array as it is to be written: rows first, `chunk_rows` of them in a file.
 
-    Attributes:
-      shape: rows first.
-      dtype: a NumPy name, or `bfloat16`.
-      chunk_rows: rows per file.
+    The dtype is a NumPy name, or `bfloat16`.
     """
 
     shape: tuple[int, ...]
@@ -40,14 +37,7 @@ def create_array(
 ) -> tensorstore.TensorStore:
     """Creates an array, or opens the one created by another host or before a crash.
 
-    Args:
-      store: the store.
-      folder: folder of the array in the store.
-      record: shape and dtype; rows are the first axis.
-      chunk_rows: rows per chunk (a file); None chooses chunks of about 4 MiB.
-
-    Raises:
-      BadInputError: it cannot be written, or another array exists there.
+    Rows are the first axis; without `chunk_rows`, a chunk (a file) has about 4 MiB.
     """
     row_bytes = math.prod(record.shape[1:]) * np.dtype(record.dtype).itemsize
     if chunk_rows is None:
@@ -85,11 +75,7 @@ def write_rows(
     start: int,
     rows: np.ndarray,
 ) -> None:
-    """Writes rows beginning at `start`; they are durable when it returns.
-
-    Raises:
-      BadInputError: the array cannot be written, for example on a full disk.
-    """
+    """Writes rows beginning at `start`; they are durable when it returns."""
     with _clear_errors(store.url(folder), rows.nbytes):
         array[start : start + len(rows)].write(rows).result()
 
@@ -97,11 +83,7 @@ def write_rows(
 def read_rows(
     store: Store, folder: str, record: ArrayRecord, start: int, stop: int
 ) -> np.ndarray:
-    """Returns rows [start, stop) of an array.
-
-    Raises:
-      ValueError: a chunk is missing or damaged, or the array does not match `record`.
-    """
+    """Returns rows [start, stop); ValueError if a chunk or the array is another."""
     with _value_errors():
         array = tensorstore.open(_spec(store, folder), open=True).result()
         found = ArrayRecord(tuple(array.shape), array.dtype.name)

@@ -57,12 +57,7 @@ class DivergedRetrieverError(BadInputError):
 def beginnings_as_queries(
     blocks: BlockStore, num_queries: int
 ) -> Int[np.ndarray, "query length"]:
-    """Returns the beginnings of blocks, spread over the corpus, as ids of queries.
-
-    Args:
-      blocks: the corpus.
-      num_queries: their number; at most that of the blocks.
-    """
+    """Returns the beginnings of blocks, spread over the corpus, as ids of queries."""
     num_queries = min(num_queries, blocks.num_blocks)
     spread = np.linspace(0, blocks.num_blocks - 1, num_queries)
     bodies = blocks.body_ids(spread.astype(np.int64), _QUERY_LENGTH - 2)
@@ -77,29 +72,18 @@ def beginnings_as_queries(
 def index_layouts(
     blocks: BlockStore, retriever: RetrieverConfig, embed: EmbedConfig
 ) -> dict[str, ArrayLayout]:
-    """Returns the arrays of an index, by name.
-
-    Args:
-      blocks: the corpus.
-      retriever: configuration of the towers.
-      embed: configuration of the embedding.
-    """
-    shape, hashes = (
-        (blocks.num_blocks, retriever.projection_size),
-        blocks.content_hashes,
-    )
+    """Returns the arrays of an index, by name."""
+    shape, rows = (blocks.num_blocks, retriever.projection_size), embed.shard_blocks
     return {
-        EMBEDDINGS: ArrayLayout(shape, "float32", embed.shard_blocks),
-        HASHES: ArrayLayout(hashes.shape, "uint8", embed.shard_blocks),
+        EMBEDDINGS: ArrayLayout(shape, "float32", rows),
+        HASHES: ArrayLayout(blocks.content_hashes.shape, "uint8", rows),
     }
 
 
 class IndexBuild:
-    """One attempt at one index.
+    """One attempt at one index; `known` rows need not be embedded again.
 
-    Attributes:
-      num_own: number of blocks that this process embeds.
-      num_reused: number of these blocks copied from another index.
+    This process embeds `num_own` blocks, of which `num_reused` were copied.
     """
 
     def __init__(
@@ -112,16 +96,6 @@ class IndexBuild:
         embed: EmbedConfig,
         known: KnownRows | None = None,
     ):
-        """Prepares the attempt.
-
-        Args:
-          retriever: the retriever that embeds the blocks.
-          blocks: the corpus.
-          series: the series of index snapshots.
-          writer: writer of the attempt.
-          embed: configuration of the embedding.
-          known: rows that need not be embedded again.
-        """
         self._step = retriever.step
         # Placed once: a host array would be copied again with every batch.
         self._params: PyTree = place_locally(retriever.params)
@@ -143,10 +117,7 @@ class IndexBuild:
     def write_shards(self) -> Iterator[int]:
         """Writes this process's shards; yields the number of its finished blocks.
 
-        Raises:
-          DivergedRetrieverError: embeddings are not finite.
-          MissingAttemptError: another has deleted the attempt.
-          BadInputError: they cannot be written, for example on a full disk.
+        A MissingAttemptError says that another has deleted the attempt.
         """
         for name, layout in self._layouts.items():
             self._writer.create_array(name, *layout)
@@ -217,14 +188,9 @@ class IndexBuild:
         return np.empty((0, self._record.shape[1]), np.float32)
 
     def verify_sample(self, num_sampled: int) -> None:
-        """Reads rows back and compares them with a second embedding of their blocks.
+        """Compares rows, evenly spread, with another embedding of their blocks.
 
-        Args:
-          num_sampled: number of rows, spread over the corpus.
-
-        Raises:
-          DamagedSnapshotError: they differ; the attempt is deleted.
-          MissingAttemptError: another has deleted the attempt.
+        If they differ, the attempt is deleted, and a DamagedSnapshotError raised.
         """
         num_sampled = min(num_sampled, self._blocks.num_blocks)
         spread = np.linspace(0, self._blocks.num_blocks - 1, num_sampled)
@@ -232,25 +198,17 @@ class IndexBuild:
         expected = embed_blocks(
             self._embed, self._params, self._blocks, block_ids, self._embed_config
         )
-        try:
-            written = np.concatenate([self._read_row(row) for row in block_ids])
-        except ValueError as error:
-            raise self._damaged(str(error)) from error
+        written = np.concatenate([self._read(row, row + 1) for row in block_ids])
         distance = np.linalg.norm(written - expected, axis=-1)
         wrong = distance > SAMPLE_TOLERANCE * np.linalg.norm(expected, axis=-1)
         if wrong.any():
             raise self._damaged(f"another embedding of block {block_ids[wrong][0]}")
 
     def write_scann_assets(self, assets: ScannAssets) -> Mapping[str, float]:
-        """Trains and evaluates ScaNN; returns its metrics.
-
-        Raises:
-          LowRecallError: its recall is too low; the attempt is deleted.
-        """
+        """Trains ScaNN and returns its metrics; a low recall deletes the attempt."""
         try:
-            return write_assets(
-                self._writer, self._read_rows(), self._queries(assets), assets
-            )
+            rows = self._read(0, self._blocks.num_blocks)
+            return write_assets(self._writer, rows, self._queries(assets), assets)
         except LowRecallError:
             self._writer.discard()
             raise
@@ -260,20 +218,14 @@ class IndexBuild:
         with jax.set_mesh(local_mesh()):
             return np.asarray(self._embed_queries(self._params, ids), np.float32)
 
-    def _read_rows(self) -> Float[np.ndarray, "block projection"]:
-        try:
-            return self._read(0, self._blocks.num_blocks)
-        except ValueError as error:
-            raise self._damaged(str(error)) from error
-
-    def _read_row(self, row: int) -> Float[np.ndarray, "1 projection"]:
-        return self._read(row, row + 1)
-
     def _read(self, start: int, stop: int) -> Float[np.ndarray, "row projection"]:
         name = self._series.name
         attempt = data_folder(name, self._writer.step, self._writer.attempt)
-        folder = f"{attempt}/{EMBEDDINGS}"
-        return arrays.read_rows(self._series.store, folder, self._record, start, stop)
+        place = self._series.store, f"{attempt}/{EMBEDDINGS}"
+        try:
+            return arrays.read_rows(*place, self._record, start, stop)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
 
     def _damaged(self, found: str) -> DamagedSnapshotError:
         # What another one's collection has taken is no fault of the disk.

@@ -129,12 +129,8 @@ def build_once(
     already committed is returned, also if another builder commits it during the call.
 
     Args:
-      retriever: the retriever that embeds the blocks.
-      blocks: the corpus.
       store: the model directory.
-      config: lengths and sizes.
       stop: when set, the call ends after the current shard and returns None.
-      on_progress: called after every shard.
       is_superseded: returns whether no job will search this index; called after every
         shard, it ends the call in the same way as `stop`.
       require_wanted: raises an error if the index must not be committed any more;
@@ -146,13 +142,12 @@ def build_once(
       DamagedSnapshotError: the written rows differ from the computed ones.
       LowRecallError: ScaNN's recall is too low; the attempt is deleted.
       AlreadyCommittedError: the step has the index of another retriever.
-      BadInputError: the disk is full.
     """
     check_reads(retriever, blocks, config.embed.document_length)
     step, corpus = retriever.step, blocks.fingerprint
     name = multihost.run_on_primary(lambda: index_series(store, corpus).name)
     series = SnapshotSeries(store, name)
-    metadata = _metadata(retriever, config)
+    metadata = index_metadata(retriever, config)
     made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
     known = find_known(store, retriever.donors, metadata | made_by, corpus)
 
@@ -233,7 +228,6 @@ def _begin(
 def _is_committed(
     series: SnapshotSeries, step: int, corpus: str, metadata: Mapping[str, Any]
 ) -> bool:
-    """Returns whether the step has an index of this corpus and metadata."""
     if step not in series.steps():
         return False
     manifest = series.read_manifest(step)
@@ -249,7 +243,9 @@ def _embedded(attempt: str, done: int) -> int:
     return done + sum(count for name, count in others.values() if name == attempt)
 
 
-def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
+def index_metadata(
+    retriever: TrainedRetriever, config: BuilderConfig
+) -> dict[str, Any]:
     """Returns the metadata that must agree for shards to belong to one index."""
     metadata = {
         RETRIEVER_CRC32C: retriever.params_crc32c(),
@@ -296,19 +292,8 @@ class IndexBuilder:
         config: BuilderConfig,
         on_progress: OnProgress | None = None,
     ):
-        """Prepares the job; see `run`.
-
-        Args:
-          store: the model directory.
-          blocks: the corpus to index.
-          config: lengths, sizes and waiting times.
-          on_progress: called after every shard.
-
-        Raises:
-          BadInputError: ScaNN is requested but not installed. Later this would be taken
-            for a fault of the retriever, and the builder would wait for the next one.
-        """
         if config.scann is not None:
+            # Later a missing ScaNN would be taken for a fault of the retriever.
             require_extra("scann", SCANN_PURPOSE)
         self._store = store
         self._blocks = blocks
@@ -326,21 +311,14 @@ class IndexBuilder:
         self._refused: dict[int, str] = {}
 
     def run(self, stop: threading.Event) -> bool:
-        """Builds indexes until the trainer has finished, or `stop`.
+        """Builds indexes until `stop`; returns whether the trainer has finished first.
 
         When stopped, it finishes the current shard and leaves the rest to be resumed. A
         damaged or diverged retriever is refused once, and the next one is awaited. A
         trainer that failed or fell silent may be started again and need a builder then,
         so this job must be started again, too.
 
-        Args:
-          stop: stops this process, and with it all processes of the job.
-
-        Returns:
-          Whether the trainer has finished.
-
         Raises:
-          BadInputError: no retriever of this trainer can be used, or the disk is full.
           NotReadyError: no trainer has been heard of within `wait_seconds`; or it has
             failed, or has been silent for `patience_seconds`, and no retriever is left.
         """
@@ -386,11 +364,7 @@ class IndexBuilder:
         return False
 
     def _trainer_end(self, trainer: JobStatus | None, silent_seconds: float) -> str:
-        """Returns how the trainer has ended, in words; "" if it is at work.
-
-        Raises:
-          NotReadyError: none has been heard of for too long.
-        """
+        """Returns how the trainer has ended, in words; "" if it is at work."""
         if trainer is not None and trainer.state != "running":
             return trainer.state
         now, waited = time.monotonic(), self._config.wait_seconds
@@ -427,10 +401,7 @@ class IndexBuilder:
             return None  # Withdrawn since it was listed; the next poll sees the change.
 
     def _has_index(self, step: int) -> bool:
-        """Returns whether a step's retriever has its index.
-
-        An index that is outdated, or whose commit cannot be read, is withdrawn.
-        """
+        """Returns whether a step has its index; withdraws a damaged or outdated one."""
         if step not in self._indexes.steps():
             return False
         try:

@@ -6,11 +6,11 @@ the blocks are converted to token arrays.
 """
 
 from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.layout import A
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
@@ -26,41 +26,13 @@ UNKNOWN = -1
 """Placeholder for a wordpiece that was masked but is not scored."""
 
 
-class TokenStore(Protocol):
-    """The interface of a block store for candidates; id -1 is the null document."""
-
-    def document_ids(
-        self, block_ids: Int[np.ndarray, "*dims"], length: int
-    ) -> tuple[Int[np.ndarray, "*dims length"], Int[np.ndarray, "*dims length"]]:
-        """Returns `[CLS] title [SEP] body [SEP]` and segment ids."""
-        ...
-
-    def joined_ids(
-        self,
-        query_ids: Int[np.ndarray, "batch query"],
-        block_ids: Int[np.ndarray, "batch candidate"],
-        length: int,
-    ) -> tuple[
-        Int[np.ndarray, "batch candidate length"],
-        Int[np.ndarray, "batch candidate length"],
-    ]:
-        """Returns `[CLS] x [SEP] body [SEP]` and segment ids."""
-        ...
-
-    def body_ids(
-        self, block_ids: Int[np.ndarray, "*dims"], length: int
-    ) -> Int[np.ndarray, "*dims length"]:
-        """Returns the bodies alone, padded with 0."""
-        ...
-
-
 def num_neighbours(num_candidates: int) -> int:
     """Returns the number of neighbours to search to keep `num_candidates`."""
     return num_candidates + SLACK
 
 
 def pretrain_candidates(
-    store: TokenStore,
+    store: BlockStore,
     neighbours: Neighbours,
     batch: PretrainBatch,
     *,
@@ -71,18 +43,10 @@ def pretrain_candidates(
 ) -> Candidates:
     """Returns the candidates of masked sentences, without trivial retrievals.
 
-    Args:
-      store: the blocks to which the neighbours' ids refer.
-      neighbours: best first, at least `num_neighbours(num_candidates)` of them if the
-        corpus has as many.
-      batch: the masked sentences.
-      num_candidates: candidates per example, the null document included.
-      document_length: wordpieces of the embedder's input.
-      joined_length: wordpieces of the reader's input.
-      include_null: whether candidate 0 is the null document.
-
-    Raises:
-      BadInputError: there is no room for a retrieved document.
+    The neighbours are best first, at least `num_neighbours(num_candidates)` of them if
+    the corpus has as many. `num_candidates` includes the null document, which
+    `include_null` puts first. `document_length` and `joined_length` are the wordpieces
+    of the embedder's input and of the reader's.
     """
     ids = np.asarray(neighbours.ids)
     trivial = find_trivial(
@@ -104,7 +68,7 @@ def pretrain_candidates(
 
 
 def question_candidates(
-    store: TokenStore,
+    store: BlockStore,
     neighbours: Neighbours,
     question_ids: Int[Array, "batch query"],
     *,
@@ -113,10 +77,9 @@ def question_candidates(
     joined_length: int,
     include_null: bool = False,
 ) -> Candidates:
-    """Returns the candidates of questions, among which no block is trivial.
+    """Returns the candidates of questions, as `pretrain_candidates`; none is trivial.
 
-    Questions are not made from blocks, so there is nothing to exclude. See
-    `pretrain_candidates` for the arguments and errors.
+    Questions are not made from blocks, so there is nothing to exclude.
     """
     ids = np.asarray(neighbours.ids)
     block_ids, _ = choose_blocks(
@@ -135,12 +98,7 @@ def question_candidates(
 def restore_queries(
     batch: PretrainBatch, xp: ModuleType = np
 ) -> Int[Array, "batch query"]:
-    """Returns the queries with the scored masks restored; other masks become -1.
-
-    Args:
-      batch: the masked sentences.
-      xp: numpy or jax.numpy.
-    """
+    """Returns the queries with the scored masks restored; other masks become -1."""
     query_ids, positions, mask_ids = map(
         xp.asarray, (batch.query_ids, batch.mask_positions, batch.mask_ids)
     )
@@ -159,23 +117,18 @@ def restore_queries(
 
 
 def find_trivial(
-    store: TokenStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, "batch neighbour"],
     restored_ids: Int[Array, "batch query"],
     source_block: Int[np.ndarray, " batch"],
     body_length: int,
 ) -> Bool[np.ndarray, "batch neighbour"]:
-    """Marks retrieved blocks that reveal the query's sentence.
+    """Marks retrieved blocks that reveal the query's sentence; id -1 never does.
 
     They are the block the sentence was taken from, as in the reference implementation,
-    and blocks that contain the sentence or a near-duplicate (`TRIVIAL_SHARE`).
-
-    Args:
-      store: the blocks.
-      block_ids: retrieved blocks; -1 is never trivial.
-      restored_ids: `[CLS] sentence [SEP]` without masks, see `restore_queries`.
-      source_block: the block of each sentence, -1 if none.
-      body_length: wordpieces of a body to compare; the reader sees no more.
+    and blocks that contain the sentence or a near-duplicate (`TRIVIAL_SHARE`) in the
+    `body_length` wordpieces that the reader sees. `restored_ids` are `[CLS] sentence
+    [SEP]` without masks, see `restore_queries`.
     """
     bodies = store.body_ids(block_ids, body_length)
     shares = np.stack(
@@ -201,18 +154,11 @@ def is_trivial(
 def share_of_grams(
     sentence: Int[np.ndarray, " piece"], bodies: Int[np.ndarray, "neighbour length"]
 ) -> np.ndarray:
-    """Returns the share of the sentence's distinct grams that each body contains.
+    """Returns the share (0 to 1) of the sentence's distinct grams in each body.
 
-    A gram is a run of `GRAM_SIZE` wordpieces, or the whole of a shorter sentence. An
-    empty sentence has share 0 with every body.
-
-    Args:
-      sentence: wordpieces without special pieces and padding; grams with a -1 are left
-        out.
-      bodies: wordpieces padded with 0.
-
-    Returns:
-      float64 [neighbour], 0 to 1.
+    A gram is a run of `GRAM_SIZE` wordpieces, or the whole of a shorter sentence, and
+    none with a -1. An empty sentence has share 0 with every body. The sentence has no
+    special pieces and no padding, bodies are padded with 0.
     """
     size = min(GRAM_SIZE, len(sentence))
     if size == 0 or size > bodies.shape[-1]:
@@ -252,21 +198,11 @@ def choose_blocks(
     include_null: bool,
     xp: ModuleType = np,
 ) -> tuple[Int[A, "batch candidate"], Int[A, "batch candidate"]]:
-    """Returns the best blocks that were not dropped, after the null document.
+    """Returns the best blocks that were not dropped, and their places.
 
-    Args:
-      block_ids: retrieved blocks, best first; -1 where none was found.
-      dropped: True for blocks not to choose.
-      num_candidates: blocks to return, the null document included.
-      include_null: whether the null document is at position 0.
-      xp: numpy or jax.numpy.
-
-    Returns:
-      int32 block ids in their original order, and their places among the neighbours;
-      both are -1 for the null document and for empty slots.
-
-    Raises:
-      BadInputError: there is no room for a retrieved document.
+    The places are among the neighbours. The blocks keep their order, best first, after
+    the null document if there is one, which `num_candidates` includes. Both are int32,
+    and -1 for the null document and for empty slots. `xp` is numpy or jax.numpy.
     """
     num_retrieved = num_candidates - include_null
     if num_retrieved < 1:
@@ -296,7 +232,7 @@ def valid_slots(
 
 
 def gather_candidates(
-    store: TokenStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, "batch candidate"],
     query_ids: Int[np.ndarray, "batch query"],
     *,
@@ -304,16 +240,10 @@ def gather_candidates(
     joined_length: int,
     include_null: bool = True,
 ) -> Candidates:
-    """Returns the token arrays of the chosen blocks.
+    """Returns the token arrays of the blocks that `choose_blocks` returned.
 
-    Args:
-      store: the blocks.
-      block_ids: output of `choose_blocks`.
-      query_ids: the reader's queries, with masks.
-      document_length: wordpieces of the embedder's input.
-      joined_length: wordpieces of the reader's input.
-      include_null: whether -1 at position 0 is the null document, which is valid, or an
-        empty slot.
+    `query_ids` are the reader's queries, with masks. With `include_null`, the -1 at
+    position 0 is the null document, which is valid, and not an empty slot.
     """
     document_ids, document_segments = store.document_ids(block_ids, document_length)
     joined_ids, joined_segments = store.joined_ids(query_ids, block_ids, joined_length)

@@ -52,14 +52,11 @@ class Precision(enum.Enum):
 
 @flax.struct.dataclass
 class EmbeddingTable:
-    """Embeddings on the devices: row i is block i.
+    """Embeddings on the devices: row i is block i, padded from `num_blocks` on.
 
-    Attributes:
-      rows: embeddings for exact scores; rows from `num_blocks` on are padding.
-      codes: the rows quantized to 8 bits, only for INT8.
-      scales: scale of each row's codes, only for INT8.
-      num_blocks: number of blocks, as an array, so that a larger corpus of the same
-        padded size is searched without recompilation.
+    `codes` are the rows quantized to 8 bits, with a scale each, only for INT8. The
+    number of blocks is an array, so that a larger corpus of the same padded size is
+    searched without recompilation.
     """
 
     rows: Float[Array, "row projection"]
@@ -85,15 +82,7 @@ def place_rows(
     dtype: Any,
     mesh: Mesh,
 ) -> jax.Array:
-    """Shards rows over all devices, padded with zeros; each process reads its own.
-
-    Args:
-      read: returns rows [start, stop), both within `num_rows`.
-      num_rows: number of rows.
-      row_shape: shape of a row.
-      dtype: dtype of the result.
-      mesh: the devices.
-    """
+    """Shards rows over all devices, padded with zeros; each process reads its own."""
     like = rows_shape(num_rows, row_shape, dtype, mesh)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -211,15 +200,10 @@ _quantize = jax.jit(quantize)
 
 
 def gather_rows(table: Any, block_ids: Int[Array, "*dims"], mesh: Mesh) -> Any:
-    """Gathers the rows of blocks from all devices.
+    """Gathers the rows of blocks, [*dims, ...], from all devices; zeros for id -1.
 
-    Args:
-      table: arrays sharded over the mesh, where row i is block i.
-      block_ids: ids of blocks; -1 gives zeros.
-      mesh: the devices.
-
-    Returns:
-      Arrays [*dims, ...] of int32, or of float32 where the table has floats.
+    Row i of the table, arrays sharded over the mesh, is block i. The result is int32,
+    or float32 where the table has floats.
     """
 
     def on_each_device(table: Any, block_ids: Array) -> Any:
@@ -256,19 +240,10 @@ def search(
 ) -> Neighbours:
     """Returns the k best blocks of each query; ties are ordered by id.
 
-    May be called inside a jitted function.
-
-    Args:
-      table: embeddings sharded over this mesh.
-      queries: one row per query, with any sharding.
-      k: number of neighbours.
-      mesh: the devices.
-      approximate: ranks a chunk by `approx_max_k`, which TPUs accelerate, with a recall
-        of 0.99; on other devices it is exact, but slower.
-
-    Returns:
-      Neighbours, the same on every device; ids -1 and scores -inf where there are fewer
-      than k blocks.
+    May be called inside a jitted function. The queries may have any sharding; the
+    result is the same on every device, with ids -1 and scores -inf where there are
+    fewer than k blocks. `approximate` ranks a chunk by `approx_max_k`, which TPUs
+    accelerate, with a recall of 0.99; on other devices it is exact, but slower.
     """
 
     def on_each_device(table: EmbeddingTable, queries: Array) -> tuple[Array, Array]:
@@ -304,19 +279,17 @@ def _best_rows(
     approximate: bool,
 ) -> tuple[Array, Array]:
     """Returns scores and ids of the k best rows of this device, ties by id."""
+    stream = functools.partial(
+        _stream,
+        num_blocks=table.num_blocks,
+        first_id=first_id,
+        batch_size=len(queries),
+        chunk_rows=chunk_rows,
+        approximate=approximate,
+    )
     if table.codes is None or table.scales is None:
         queries = queries.astype(table.rows.dtype)
-        score = functools.partial(_inner_products, queries)
-        return _stream(
-            score,
-            (table.rows,),
-            table.num_blocks,
-            first_id,
-            len(queries),
-            k,
-            chunk_rows,
-            approximate,
-        )
+        return stream(functools.partial(_inner_products, queries), (table.rows,), k)
     query_codes, query_scales = quantize(queries)
 
     def score_codes(codes: Array, scales: Array) -> Array:
@@ -325,16 +298,7 @@ def _best_rows(
         )
         return products * scales * query_scales[:, None]
 
-    rough, ids = _stream(
-        score_codes,
-        (table.codes, table.scales),
-        table.num_blocks,
-        first_id,
-        len(queries),
-        _RESCORED * k,
-        chunk_rows,
-        approximate,
-    )
+    rough, ids = stream(score_codes, (table.codes, table.scales), _RESCORED * k)
     # Sorted by id, so that ties are again ordered by id.
     ids = jnp.sort(jnp.where(rough > -jnp.inf, ids, jnp.iinfo(jnp.int32).max), axis=1)
     places = jnp.clip(ids - first_id, 0, table.rows.shape[0] - 1)
@@ -361,10 +325,11 @@ def _inner_products(queries: Array, rows: Array) -> Array:
 def _stream(
     score: Callable[..., Array],
     arrays: tuple[Array, ...],
+    k: int,
+    *,
     num_blocks: Array,
     first_id: Array,
     batch_size: int,
-    k: int,
     chunk_rows: int,
     approximate: bool,
 ) -> tuple[Array, Array]:

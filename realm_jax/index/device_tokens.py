@@ -43,11 +43,8 @@ _READ_BLOCKS = 1 << 16
 class TokenTable:
     """Wordpieces of every block, sharded over the devices like the embeddings.
 
-    Attributes:
-      ids: title and body of each block, truncated to the lengths that models read and
-        padded with 0.
-      title_lengths: number of wordpieces of each title.
-      body_lengths: number of wordpieces of each body.
+    `ids` are title and body, truncated to the lengths that models read and padded with
+    0.
     """
 
     ids: Int[Array, "row length"]
@@ -57,14 +54,7 @@ class TokenTable:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentLayout:
-    """Lengths of the models' inputs, and the special wordpieces in them.
-
-    Attributes:
-      document: wordpieces of the embedder's input.
-      joined: wordpieces of the reader's input.
-      cls: id of [CLS].
-      sep: id of [SEP].
-    """
+    """Lengths of the embedder's and the reader's input, and ids of [CLS] and [SEP]."""
 
     document: int
     joined: int
@@ -78,13 +68,7 @@ class DocumentLayout:
 
 
 def place_tokens(store: BlockStore, layout: DocumentLayout, mesh: Mesh) -> TokenTable:
-    """Places the blocks of a corpus on the devices.
-
-    Args:
-      store: the corpus.
-      layout: lengths of the models' inputs, to which blocks are truncated.
-      mesh: the devices.
-    """
+    """Places the blocks of a corpus on the devices, cut to what the models read."""
     rows = _Rows(store, layout.document - 3, layout.joined)
     count, dtype = store.num_blocks, store.vocabulary.id_dtype
     return TokenTable(
@@ -99,14 +83,10 @@ def table_shapes(
 ) -> TokenTable:
     """Returns what `place_tokens` returns, as shapes.
 
-    Args:
-      num_blocks: number of blocks.
-      longest: wordpieces of the longest block, title and body; 0 for as many as the
-        embedder reads.
-      dtype: dtype of stored wordpieces.
-      layout: as of `place_tokens`. Blocks with more wordpieces than it reads of titles
-        and bodies may give a narrower table.
-      mesh: the devices.
+    `longest` is the wordpieces of the longest block, title and body, 0 for as many as
+    the embedder reads; `dtype` is that of stored wordpieces. Blocks with more
+    wordpieces than the layout has room for in titles and bodies may give a narrower
+    table.
     """
     longest_title = layout.document - 3
     width = min(longest or longest_title, longest_title + layout.joined)
@@ -165,15 +145,9 @@ def pretrain_candidates(
     layout: DocumentLayout,
     mesh: Mesh,
 ) -> Candidates:
-    """Returns the candidates of masked sentences; see `candidates.pretrain_candidates`.
+    """Returns the candidates of masked sentences, with the null document at position 0.
 
-    Args:
-      table: the blocks to which the neighbours' ids refer.
-      neighbours: best first.
-      batch: the masked sentences.
-      num_candidates: candidates per example, including the null document at position 0.
-      layout: lengths and special wordpieces.
-      mesh: the devices of the table.
+    See `candidates.pretrain_candidates`.
     """
     found = gather_rows(table, neighbours.ids, mesh)
     bodies = body_inputs(documents(found), layout.joined, jnp)
@@ -242,7 +216,6 @@ def find_trivial(
 def _share_of_grams(
     sentence: Int[Array, " query"], length: Array, body: Int[Array, " length"]
 ) -> Array:
-    """Returns the share of the sentence's distinct grams that the body contains."""
     size = jnp.minimum(GRAM_SIZE, length)
 
     def equal_grams(left: Array, right: Array) -> Bool[Array, "left right"]:

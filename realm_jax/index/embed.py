@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
 from realm_jax import axes, ranges
+from realm_jax.data.blocks import BlockStore
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 
 EmbedFn = Callable[[Any, Any, Any], Float[Array, "batch projection"]]
@@ -28,26 +29,6 @@ _IN_FLIGHT = 2
 _BUCKET_GROWTH = 1.3
 _BUCKET_MULTIPLE = 8
 _SHORTEST_BUCKET = 24
-
-
-class DocumentStore(Protocol):
-    """The interface of a block store for embedding; id -1 is the null document."""
-
-    num_blocks: int
-
-    def document_ids(
-        self, block_ids: Int[np.ndarray, " block"], length: int
-    ) -> tuple[Int[np.ndarray, "block length"], Int[np.ndarray, "block length"]]:
-        """Returns `[CLS] title [SEP] body [SEP]` and segment ids."""
-        ...
-
-    def title_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
-        """Returns the number of wordpieces of each title."""
-        ...
-
-    def body_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
-        """Returns the number of wordpieces of each body."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +62,9 @@ class EmbedConfig:
 
 @functools.cache
 def document_embedder(config: RetrieverConfig) -> EmbedFn:
-    """Returns the document tower of this configuration, jitted, without dropout.
+    """Returns the document tower, jitted, without dropout.
 
-    The function is cached, so that a refresh does not recompile it.
+    It is cached, so that a refresh does not recompile it.
     """
     retriever = Retriever(config)
 
@@ -100,11 +81,9 @@ def document_embedder(config: RetrieverConfig) -> EmbedFn:
 def query_embedder(
     config: RetrieverConfig, mesh: Mesh | None = None
 ) -> Callable[[Any, Any], jax.Array]:
-    """Returns the query tower of this configuration, jitted, without dropout.
+    """Returns the query tower, jitted, without dropout.
 
-    Args:
-      config: configuration of the retriever.
-      mesh: mesh over which embeddings are sharded; None keeps JAX's choice.
+    Embeddings are split over the mesh; without one JAX chooses.
     """
     retriever = Retriever(config)
     by_row = mesh and NamedSharding(mesh, axes.partition_spec("batch"))
@@ -142,7 +121,7 @@ def shard_ranges(num_blocks: int, shard_blocks: int) -> list[range]:
 def embed_shards(
     embed: EmbedFn,
     params: Any,
-    store: DocumentStore,
+    store: BlockStore,
     shards: Iterable[range],
     config: EmbedConfig,
 ) -> Iterator[tuple[int, Float[np.ndarray, "block projection"]]]:
@@ -159,18 +138,14 @@ def embed_shards(
 def embed_blocks(
     embed: EmbedFn,
     params: Any,
-    store: DocumentStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, " block"],
     config: EmbedConfig,
 ) -> Float[np.ndarray, "block projection"]:
     """Returns the float32 embeddings of blocks, in the given order.
 
-    Args:
-      embed: a function from `document_embedder`.
-      params: its parameters; see `place_locally`.
-      store: the blocks.
-      block_ids: at least one; -1 is the null document.
-      config: lengths and sizes.
+    There is at least one; -1 is the null document. `embed` is from `document_embedder`,
+    its parameters from `place_locally`.
     """
     rows: list[np.ndarray] = []
     embeddings: list[np.ndarray] = []
@@ -197,7 +172,7 @@ def embed_blocks(
 
 
 def _batches(
-    store: DocumentStore, block_ids: np.ndarray, config: EmbedConfig, num_devices: int
+    store: BlockStore, block_ids: np.ndarray, config: EmbedConfig, num_devices: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields rows of `block_ids` of similar length, with their ids and segment ids.
 

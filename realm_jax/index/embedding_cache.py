@@ -53,18 +53,9 @@ def index_series(store: Store, corpus_fingerprint: str) -> SnapshotSeries:
 
 
 class KnownRows:
-    """The rows of an index, by the hashes of their blocks.
-
-    Attributes:
-      url: address of the index's commit object, for messages.
-    """
+    """The rows of the index at `url`, by the hashes of their blocks."""
 
     def __init__(self, series: SnapshotSeries, manifest: Manifest):
-        """Reads the hashes.
-
-        Raises:
-          DamagedSnapshotError: they differ from what was committed.
-        """
         self.url = series.store.url(commit_name(series.name, manifest.step))
         self._embeddings = series.array(manifest, EMBEDDINGS)
         hashes = _as_keys(series.read_array(manifest, HASHES))
@@ -80,11 +71,7 @@ class KnownRows:
     def read(
         self, rows: Int[np.ndarray, " block"]
     ) -> Float[np.ndarray, "block projection"]:
-        """Returns the embeddings of rows, in the given order.
-
-        Raises:
-          DamagedSnapshotError: a chunk is missing or was changed.
-        """
+        """Returns the embeddings of rows, in the given order."""
         found = np.empty((len(rows), self._embeddings.shape[1]), np.float32)
         # Adjacent blocks are mostly adjacent in the other index: few chunks are read.
         for first in np.unique(rows // _READ_ROWS) * _READ_ROWS:
@@ -103,14 +90,8 @@ def find_known(
     """Returns the rows of an intact index by the same document encoder, or None.
 
     An index of the same corpus is preferred, because it has every row; then one of the
-    model directory itself; then the newest. Every byte is compared with its checksum.
-    Directories that are missing or cannot be read are ignored.
-
-    Args:
-      store: the model directory.
-      donors: other model directories, as folders or gs://.
-      metadata: metadata of the index to be made; see `_encoding` for what must agree.
-      corpus_fingerprint: fingerprint of the corpus to be indexed.
+    model directory itself, and not of `donors`; then the newest. Every byte is compared
+    with its checksum. Directories that are missing or cannot be read are ignored.
     """
     wanted = _encoding(metadata)
     found = []

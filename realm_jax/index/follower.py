@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
 from realm_jax import multihost
 from realm_jax.errors import NotReadyError, StoppedError
@@ -38,6 +37,11 @@ class IndexFollower:
     At most one index is loaded ahead. Until it is taken no other one is loaded, so that
     memory holds at most two indexes; of the snapshots committed meanwhile, only the
     newest is loaded later.
+
+    The thread calls `load`, which verifies and loads a snapshot, as
+    `IndexSource.load_manifest`, and before it `check`, which refuses other unsuitable
+    snapshots by a MismatchedSnapshotError. Only steps after `newer_than`, that of the
+    index in use, are loaded.
     """
 
     def __init__(
@@ -49,17 +53,6 @@ class IndexFollower:
         poll_seconds: float = 1.0,
         newer_than: int = -1,
     ):
-        """Prepares the follower; `start` begins to poll.
-
-        Args:
-          series: the series of index snapshots.
-          load: verifies and loads a snapshot, as `IndexSource.load_manifest`; called
-            in the follower's thread.
-          check: refuses other unsuitable snapshots, by a MismatchedSnapshotError;
-            called in the follower's thread.
-          poll_seconds: polling interval in seconds.
-          newer_than: the step of the index in use; only later ones are loaded.
-        """
         self._series = series
         self._load = load
         self._check = check
@@ -94,12 +87,7 @@ class IndexFollower:
     def __enter__(self) -> "IndexFollower":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property
@@ -119,10 +107,7 @@ class IndexFollower:
         return self.ready_step is not None
 
     def has_newer(self) -> bool:
-        """Returns whether a newer index is ready, or committed and not refused.
-
-        The first process calls it.
-        """
+        """Returns, in the first process, whether a newer index is ready or to come."""
         committed = self._series.steps()
         # `_load_step` makes an index ready before it raises `_newest`.
         is_to_come = any(s > self._newest and s not in self._skipped for s in committed)
@@ -131,10 +116,8 @@ class IndexFollower:
     def take(self) -> LoadedIndex | None:
         """Returns the index that waits, None if there is none. Does not block.
 
-        A collective call: all processes of a job get the same index, or none.
-
-        Raises:
-          Exception: the error that ended the thread, such as a failure of `load`.
+        A collective call: all processes of a job get the same index, or none. It raises
+        the error that ended the thread, such as a failure of `load`.
         """
         version = multihost.from_first(self._ready_everywhere())
         with self._changed:
@@ -169,7 +152,6 @@ class IndexFollower:
         Raises:
           NotReadyError: the timeout has passed, or the builder is gone.
           StoppedError: asked to stop.
-          Exception: as in `take`.
         """
         deadline = time.monotonic() + timeout_seconds
         looks_when_gone: int | None = None

@@ -44,8 +44,6 @@ class JobStatus:
       step: the current training step (for the builder, that of the encoder it embeds).
       state: finished and failed are final; running may also be a job that was killed.
       time: time of the heartbeat, in Unix seconds.
-      pid: process id on `host`.
-      host: host name.
       extra: further values, such as the trainer's `index_step`.
     """
 
@@ -67,18 +65,13 @@ class JobStatus:
 
 
 class Heartbeat:
-    """Writes the heartbeat of one job."""
+    """Writes the heartbeat of one job into its model directory.
+
+    One that differs from the last in the step alone does not replace it within
+    `every_seconds`: a bucket accepts about one write per second to an object.
+    """
 
     def __init__(self, store: Store, role: str, every_seconds: float = 0.0):
-        """Prepares the heartbeat, without writing anything yet.
-
-        Args:
-          store: the model directory.
-          role: the job's name.
-          every_seconds: age in seconds below which the last heartbeat is not replaced
-            by one that differs in the step only. A bucket accepts about one write per
-            second to an object.
-        """
         self._store = store
         self._role = role
         self._every_seconds = every_seconds
@@ -88,13 +81,7 @@ class Heartbeat:
         self._lock = threading.Lock()
 
     def beat(self, step: int, state: State = "running", **extra: Any) -> None:
-        """Writes the status of the job.
-
-        Args:
-          step: as in `JobStatus`.
-          state: as in `JobStatus`.
-          **extra: further JSON values.
-        """
+        """Writes the status of the job, with further JSON values; see `JobStatus`."""
         said = (state, extra)
         with self._lock:
             if said == self._last_said and self._age() < self._every_seconds:
@@ -106,9 +93,6 @@ class Heartbeat:
         """Repeats the last status from a thread, during calls that take long.
 
         It then says that the process lives, not that it gets any further.
-
-        Args:
-          every_seconds: age in seconds at which the last heartbeat is repeated.
         """
         ended = threading.Event()
         thread = threading.Thread(
@@ -152,11 +136,7 @@ class Heartbeat:
 
 
 def read_heartbeat(store: Store, role: str) -> JobStatus | None:
-    """Returns the last heartbeat of a job, None if there is none.
-
-    Raises:
-      DamagedHeartbeatError: the file is not a heartbeat, or not as it was written.
-    """
+    """Returns a job's last heartbeat, or None; DamagedHeartbeatError if unreadable."""
     name = _name(role)
     try:
         data = store.read(name)
@@ -189,7 +169,6 @@ class Listener:
     """
 
     def __init__(self, store: Store, role: str):
-        """Reads the job's last heartbeat."""
         self._store = store
         self._role = role
         self._first = self._read()

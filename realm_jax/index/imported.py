@@ -1,6 +1,5 @@
 """Commits embeddings that others have made as the index of a corpus."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index.build import SAMPLE_TOLERANCE, index_layouts
-from realm_jax.index.builder import RETRIEVER_CRC32C
+from realm_jax.index.builder import BuilderConfig, index_metadata
 from realm_jax.index.embed import (
     EmbedConfig,
     document_embedder,
@@ -30,12 +29,9 @@ _SAMPLED = 16
 
 
 class ImportedIndex(NamedTuple):
-    """An index that was committed.
+    """An index that was committed, and how far a sample of its rows is off.
 
-    Attributes:
-      manifest: its manifest.
-      difference: of a sample of rows, the greatest distance to what the retriever makes
-        of their blocks, as a share of its length.
+    `difference` is the largest distance to what the retriever embeds, relative to that.
     """
 
     manifest: Manifest
@@ -59,18 +55,6 @@ def import_index(
 
     Only an index whose rows the document tower would make again is recorded as one of
     that tower, so that rows of two encoders are never mixed.
-
-    Args:
-      store: the model directory.
-      corpus: the blocks, in the order of the rows.
-      retriever: the retriever that searches.
-      embed: how it embeds documents.
-      num_rows: number of rows.
-      read: reads some of them.
-
-    Raises:
-      BadInputError: there is another number of rows than of blocks, or they are not
-        finite.
     """
     if num_rows != corpus.num_blocks:
         raise BadInputError(
@@ -82,12 +66,7 @@ def import_index(
     writer = series.begin(
         retriever.step,
         corpus_fingerprint=corpus.fingerprint,
-        metadata={
-            RETRIEVER_CRC32C: retriever.params_crc32c(),
-            "retriever": retriever.config.recorded(),
-            "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
-            "embed": dataclasses.asdict(embed),
-        },
+        metadata=index_metadata(retriever, BuilderConfig(embed=embed)),
     )
     for name, layout in index_layouts(corpus, retriever.config, embed).items():
         writer.create_array(name, *layout)

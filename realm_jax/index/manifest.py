@@ -65,12 +65,8 @@ class Manifest:
     Attributes:
       step: step of the encoder (for a retriever snapshot, its own training step).
       attempt: name of the attempt; its data is under `data/<step>-<attempt>/`.
-      corpus_fingerprint: fingerprint of the block store it belongs to.
-      files: records of files by name within the snapshot, those of arrays included.
-      arrays: records of arrays by name.
       committed: time of the commit, in Unix seconds.
       build_seconds: time from the start of the attempt to the commit, in seconds.
-      metadata: values from the writer for its readers; plain JSON.
     """
 
     step: int
@@ -122,15 +118,7 @@ class Manifest:
 
 
 def parse_manifest(data: bytes, url: str) -> Manifest:
-    """Returns the manifest in a commit object.
-
-    Args:
-      data: contents of the object.
-      url: address of the object, for messages.
-
-    Raises:
-      DamagedSnapshotError: it is not a valid manifest of this format.
-    """
+    """Returns the manifest in a commit object; DamagedSnapshotError if it is none."""
     try:
         body = unseal(data)
         require_fields(body, _FIELDS)
@@ -168,11 +156,7 @@ class Expectation:
     count: int | None = None
 
     def check(self, manifest: Manifest) -> None:
-        """Requires that a snapshot has these properties.
-
-        Raises:
-          MismatchedSnapshotError: it does not.
-        """
+        """Raises MismatchedSnapshotError unless a snapshot has these properties."""
         for name, expected in dataclasses.asdict(self).items():
             if expected is None:
                 continue

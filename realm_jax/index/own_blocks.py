@@ -9,10 +9,10 @@ on the same topic (an extension; ICT, too, removes sentences from their blocks).
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.layout import from_lists, joined_inputs
 from realm_jax.index.candidates import (
     UNKNOWN,
-    TokenStore,
     restore_queries,
     valid_slots,
 )
@@ -20,7 +20,7 @@ from realm_jax.types import NULL_BLOCK, Candidates, PretrainBatch
 
 
 def own_candidates(
-    store: TokenStore,
+    store: BlockStore,
     batch: PretrainBatch,
     *,
     document_length: int,
@@ -31,12 +31,6 @@ def own_candidates(
     The embedder's input is the whole block, as in the index. In the reader's input the
     body lacks the sentence. The slot is empty where the sentence has no block or is not
     found in it, and where the block contains nothing else.
-
-    Args:
-      store: the blocks.
-      batch: the masked sentences.
-      document_length: wordpieces of the embedder's input.
-      joined_length: wordpieces of the reader's input.
     """
     query_ids, source = np.asarray(batch.query_ids), np.asarray(batch.source_block)
     bodies = store.body_ids(source, joined_length + query_ids.shape[1])
@@ -68,15 +62,9 @@ def own_candidates(
 def without_sentence(
     body: Int[np.ndarray, " body"], sentence: Int[np.ndarray, " sentence"]
 ) -> Int[np.ndarray, " rest"]:
-    """Returns the body without any occurrence of the sentence.
+    """Returns the body without any occurrence of the sentence, whose -1 match anything.
 
-    Args:
-      body: wordpieces.
-      sentence: wordpieces; -1 matches any.
-
-    Returns:
-      The remaining wordpieces; none if the sentence does not occur, because the body
-      may contain it in another form.
+    Nothing is left if there is none: the body may contain the sentence in another form.
     """
     size = len(sentence)
     if not 0 < size <= len(body):

@@ -32,15 +32,10 @@ _DONORS = "donors"
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRetriever:
-    """A retriever at one training step.
+    """A retriever at one training step, its parameters on the host or on a device.
 
-    Attributes:
-      step: the training step.
-      config: configuration of the retriever.
-      params: its parameters, on the host or on a device.
-      vocabulary_fingerprint: fingerprint of the vocabulary it was trained with.
-      donors: model directories, as absolute paths or gs://, that may have an index by
-        the same document tower, from which rows are copied.
+    `donors` are model directories, as absolute paths or gs://, that may have an index
+    by the same document tower, from which rows are copied.
     """
 
     step: int
@@ -50,17 +45,13 @@ class TrainedRetriever:
     donors: tuple[str, ...] = ()
 
     def params_crc32c(self) -> int:
-        """Returns a checksum of names and values of the parameters.
-
-        It distinguishes retrievers of the same step, from a run and its repetition.
-        """
+        """Returns a checksum of the parameters, which tells repeated runs apart."""
         return _crc32c(flax.traverse_util.flatten_dict(self.params, sep="/"))
 
     def document_crc32c(self) -> int:
         """Returns a checksum of the parameters that embed documents.
 
-        With two towers, fine-tuning changes the query tower alone, and this checksum
-        remains the same.
+        With two towers fine-tuning does not change it: it trains the query tower alone.
         """
         flat = flax.traverse_util.flatten_dict(self.params, sep="/")
         of_queries = f"{QUERY_TOWER}/"
@@ -84,14 +75,8 @@ def publish_retriever(
     retriever again. The existing snapshot is then kept, because the builder may be
     using it, and its manifest is returned.
 
-    Args:
-      store: the model directory.
-      retriever: the retriever to publish.
-      corpus_fingerprint: fingerprint of the corpus it is trained to search.
-
     Raises:
       AlreadyCommittedError: another retriever has that step.
-      BadInputError: the disk is full.
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     metadata = {
@@ -121,14 +106,15 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
     Raises:
       MissingObjectError: there is none, or it was deleted.
       DamagedSnapshotError: it differs from what was published.
-      MismatchedSnapshotError: its parameters do not match its configuration.
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     manifest = series.read_manifest(step)
     series.verify(manifest)
     params = read_params(series, manifest)
     try:
-        config = _parse_config(manifest.metadata["config"])
+        towers = dict(manifest.metadata["config"])
+        bert = encoders.from_record(towers.pop("bert"))
+        config = RetrieverConfig(bert=bert, **towers)
         vocabulary_fingerprint = manifest.metadata["vocabulary_fingerprint"]
     except (KeyError, TypeError) as error:
         raise MismatchedSnapshotError(
@@ -141,23 +127,14 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
 
 
 def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
-    """Writes a parameter tree to a snapshot, as one safetensors file.
-
-    Args:
-      writer: writer of the snapshot.
-      params: nested dictionaries of arrays.
-    """
+    """Writes a parameter tree, nested dictionaries, as one safetensors file."""
     flat = flax.traverse_util.flatten_dict(dict(params), sep="/")
     arrays = {k: np.asarray(v, order="C") for k, v in jax.device_get(flat).items()}
     writer.write_file(_PARAMS, safetensors.numpy.save(arrays))
 
 
 def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
-    """Returns the parameter tree of a snapshot, nested dictionaries of NumPy arrays.
-
-    Raises:
-      DamagedSnapshotError: the file is missing or was changed.
-    """
+    """Returns the parameter tree of a snapshot, nested dictionaries of NumPy arrays."""
     flat = safetensors.numpy.load(series.read_file(manifest, _PARAMS))
     return flax.traverse_util.unflatten_dict(flat, sep="/")
 
@@ -165,11 +142,7 @@ def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
 def check_reads(
     retriever: TrainedRetriever, blocks: BlockStore, document_length: int
 ) -> None:
-    """Checks that a retriever can embed the blocks of a corpus.
-
-    Raises:
-      MismatchedSnapshotError: its vocabulary differs, or its sequences are shorter.
-    """
+    """Checks that a retriever fits a corpus; raises MismatchedSnapshotError if not."""
     vocabulary = blocks.vocabulary
     if retriever.vocabulary_fingerprint != vocabulary.fingerprint:
         raise MismatchedSnapshotError(
@@ -187,11 +160,6 @@ def check_reads(
             f"{bert.vocab_size} and {bert.max_positions}; enlarge the model or shorten "
             "the documents."
         )
-
-
-def _parse_config(metadata: Mapping[str, Any]) -> RetrieverConfig:
-    values = dict(metadata)
-    return RetrieverConfig(bert=encoders.from_record(values.pop("bert")), **values)
 
 
 def _check_params(config: RetrieverConfig, params: PyTree, step: int) -> None:

@@ -53,8 +53,7 @@ class ScannAssets:
     def recall_of_beginnings(self) -> float:
         """Returns the recall to ask for, so that questions have `config.recall`.
 
-        The queries at hand are beginnings of blocks. Questions lie farther from the
-        blocks, and miss more of their neighbours.
+        The queries at hand are beginnings of blocks, which miss fewer neighbours.
         """
         return 1 - (1 - self.config.recall) / _MISSED_BY_QUESTIONS
 
@@ -65,20 +64,9 @@ def write_assets(
     queries: Float[np.ndarray, "query projection"],
     assets: ScannAssets,
 ) -> Mapping[str, float]:
-    """Trains ScaNN on an index, and writes its tree and codes to the snapshot.
+    """Trains ScaNN on an index, writes its tree and codes, and returns its recall.
 
-    Args:
-      writer: writer of the snapshot.
-      embeddings: all embeddings of the index.
-      queries: queries embedded by the query tower.
-      assets: configuration of training and evaluation.
-
-    Returns:
-      The measured recall, for the manifest.
-
-    Raises:
-      LowRecallError: the recall is below `assets.min_recall`.
-      BadInputError: the disk is full.
+    A LowRecallError is raised if that is below `assets.min_recall`.
     """
     # Before the training, so that one copy of the rows at a time is in memory.
     exact = DeviceSearcher(embeddings, writer.step).search(queries, _K).ids
@@ -104,11 +92,7 @@ def write_assets(
 
 
 def load_assets(series: SnapshotSeries, manifest: Manifest) -> ScannSearcher | None:
-    """Returns the searcher stored in a snapshot, None if there is none.
-
-    Raises:
-      DamagedSnapshotError: a file is missing or was changed.
-    """
+    """Returns the searcher stored in a snapshot, None if there is none."""
     names = [name for name in manifest.files if name.startswith(f"{FOLDER}/")]
     if not names:
         return None

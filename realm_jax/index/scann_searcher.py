@@ -82,12 +82,7 @@ class ScannConfig:
 
 
 class ScannSearcher:
-    """Searches on the threads of the host, exhaustively or with a tree.
-
-    Attributes:
-      config: the configuration.
-      visit: what a search of the tree visits; None where every block is scored.
-    """
+    """Searches on the host's threads; `visit` is None where every block is scored."""
 
     def __init__(
         self,
@@ -95,11 +90,7 @@ class ScannSearcher:
         step: int = 0,
         config: ScannConfig = ScannConfig(),
     ):
-        """Trains the tree and the quantizer if there are enough blocks for them.
-
-        Raises:
-          BadInputError: the embeddings are not a non-empty matrix.
-        """
+        """Trains the tree and the quantizer if there are enough blocks for them."""
         check_embeddings(embeddings)
         self.step = step
         self.config = config
@@ -122,13 +113,9 @@ class ScannSearcher:
     ) -> None:
         """Chooses the cheapest search that finds the neighbours of these queries.
 
-        Args:
-          queries: query embeddings, a few hundred.
-          exact: the ids of their k best blocks.
-          recall: share of the neighbours to find; None is that of the configuration.
-
-        Raises:
-          LowRecallError: no search finds as many; the searcher stays as it is.
+        A few hundred queries will do; `exact` are the ids of their k best blocks. If no
+        search finds the share `recall` of these, a LowRecallError is raised, and the
+        searcher stays as it is.
         """
         if self.visit is None:
             return
@@ -159,18 +146,13 @@ class ScannSearcher:
         )
 
     def _set_leaves(self) -> int | None:
-        """Returns the number of leaves that the configuration sets."""
         share = self.config.searched_share
         if share is None:
             return None
         return max(1, round(tree_shape(self.num_blocks)[0] * share))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes the trained searcher atomically to a new directory.
-
-        Raises:
-          BadInputError: the directory exists.
-        """
+        """Writes the trained searcher atomically to a new directory."""
         directory = pathlib.Path(directory)
         if directory.exists():
             raise BadInputError(
@@ -193,11 +175,7 @@ class ScannSearcher:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "ScannSearcher":
-        """Loads a searcher written by `save`, without training.
-
-        Raises:
-          BadInputError: the directory does not contain a complete searcher.
-        """
+        """Loads a searcher written by `save`, without training."""
         directory = pathlib.Path(directory)
         try:
             about = json.loads((directory / _ABOUT).read_text())

@@ -24,12 +24,7 @@ _CODES_PER_ROW = 25
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """What a search reads.
-
-    Attributes:
-      leaves: number of leaves whose codes are scored.
-      reordered: minimum number of candidates that are rescored with their rows.
-    """
+    """What a search reads: codes of `leaves`, and rows of `reordered` candidates."""
 
     leaves: int
     reordered: int
@@ -73,14 +68,6 @@ def cheapest_visit(
     Costs are counted, not timed, so that the same tree and queries give the same
     choice on every machine. Leaves are doubled until they are enough, then bisected:
     together the searches take some twenty times as long as the one that is chosen.
-
-    Args:
-      recall_of: measures the recall of a visit.
-      recall: the recall asked for.
-      num_blocks: number of blocks.
-      num_leaves: number of leaves of the tree.
-      leaves: number of leaves to visit, None to choose it.
-      reordered: number of candidates to rescore, None to choose it.
     """
     best = None
     for rescored in _RESCORED if reordered is None else [reordered]:
@@ -100,7 +87,6 @@ def cheapest_visit(
 def _least_visit(
     recall_of: Callable[[Visit], float], recall: float, leaves: range, reordered: int
 ) -> Visit | None:
-    """Returns the visit of fewest leaves that has this recall."""
     too_few, count = leaves.start - 1, leaves.start
     while recall_of(Visit(count, reordered)) < recall:
         if count == leaves[-1]:

@@ -17,11 +17,7 @@ def sampled_blocks(num_blocks: int) -> Int[np.ndarray, " sample"]:
 
 
 def check_embeddings(embeddings: Any) -> None:
-    """Checks the embeddings of an index.
-
-    Raises:
-      BadInputError: they are not a non-empty matrix.
-    """
+    """Requires embeddings of an index that are a non-empty matrix."""
     shape = np.shape(embeddings)
     if len(shape) != 2 or 0 in shape:
         raise BadInputError(
@@ -31,11 +27,7 @@ def check_embeddings(embeddings: Any) -> None:
 
 
 def check_query(shape: tuple[int, ...], dimension: int, k: int) -> None:
-    """Checks the arguments of a search.
-
-    Raises:
-      BadInputError: the queries have another width than the blocks, or k < 1.
-    """
+    """Requires queries of the width of the blocks, and k >= 1."""
     if len(shape) != 2 or shape[1] != dimension:
         raise BadInputError(
             f"expected query embeddings of shape [batch, {dimension}] as the index "

@@ -51,10 +51,8 @@ class Searcher(Protocol):
     ) -> Neighbours:
         """Returns the k best blocks of each query, best first.
 
-        Where fewer than k are found, ids are -1 and scores -inf.
-
-        Raises:
-          BadInputError: the queries have another width than the blocks, or k < 1.
+        Where fewer than k are found, ids are -1 and scores -inf. Queries of another
+        width than the blocks, and k < 1, are a `BadInputError`.
         """
         ...
 
@@ -93,17 +91,10 @@ def make_searcher(
     mesh: Mesh | None = None,
     device: DeviceConfig = DeviceConfig(),
 ) -> Searcher:
-    """Returns the searcher called `name` over these embeddings.
+    """Returns the searcher called `name`, `device` or `scann`, over these embeddings.
 
-    Args:
-      name: `device` or `scann`.
-      embeddings: row i embeds block i; any object with a shape and slicing.
-      step: training step of the retriever that embedded them.
-      mesh: mesh of `device` over which embeddings are sharded; None is one device.
-      device: configuration of `device`.
-
-    Raises:
-      BadInputError: the name is unknown, or the embeddings are not a non-empty matrix.
+    Row i embeds block i, by the retriever of step `step`; any object with a shape and
+    slicing will do. `device` shards them over the mesh; None is one device.
     """
     if name == "device":
         return DeviceSearcher(embeddings, step, mesh=mesh, config=device)
@@ -116,15 +107,10 @@ def make_searcher(
 
 
 class DeviceSearcher:
-    """Searches on the accelerators, over rows that are sharded over a mesh.
+    """Searches on the accelerators, over a `table` of rows that is sharded over a mesh.
 
     In float32 it is exact, and ties are ordered by block id, so that the result is
-    deterministic on every backend.
-
-    Attributes:
-      table: the embeddings, for steps that include the search.
-      mesh: the devices.
-      config: precision and ranking.
+    deterministic on every backend. Without a mesh it is on one device.
     """
 
     def __init__(
@@ -135,28 +121,16 @@ class DeviceSearcher:
         mesh: Mesh | None = None,
         config: DeviceConfig = DeviceConfig(),
     ):
-        """Places the embeddings on the devices.
-
-        Args:
-          embeddings: row i embeds block i.
-          step: training step of the retriever that embedded them.
-          mesh: the devices; None is one device.
-          config: precision and ranking.
-
-        Raises:
-          BadInputError: the embeddings are not a non-empty matrix.
-        """
         check_embeddings(embeddings)
-        mesh = mesh or single_device_mesh()
-        num_blocks, dimension = embeddings.shape
-        table = place_embeddings(
+        self.step, self.mesh, self.config = step, mesh or single_device_mesh(), config
+        self.num_blocks, dimension = embeddings.shape
+        self.table = place_embeddings(
             lambda start, stop: np.asarray(embeddings[start:stop]),
-            num_blocks,
+            self.num_blocks,
             dimension,
-            mesh,
+            self.mesh,
             Precision(config.precision),
         )
-        self._search_in(table, num_blocks, step, mesh, config)
 
     @classmethod
     def over(
@@ -169,29 +143,15 @@ class DeviceSearcher:
     ) -> "DeviceSearcher":
         """Returns a searcher over embeddings that are already on the devices."""
         searcher = cls.__new__(cls)
-        searcher._search_in(table, num_blocks, step, mesh, config)
+        searcher.table, searcher.num_blocks, searcher.step = table, num_blocks, step
+        searcher.mesh, searcher.config = mesh, config
         return searcher
-
-    def _search_in(
-        self,
-        table: EmbeddingTable,
-        num_blocks: int,
-        step: int,
-        mesh: Mesh,
-        config: DeviceConfig,
-    ) -> None:
-        self.table = table
-        self.num_blocks = num_blocks
-        self.step = step
-        self.mesh = mesh
-        self.config = config
-        self._dimension = table.rows.shape[1]
 
     def search(
         self, query_embeddings: Float[Any, "batch projection"], k: int
     ) -> Neighbours:
         """See `Searcher.search`."""
-        check_query(query_embeddings.shape, self._dimension, k)
+        check_query(query_embeddings.shape, self.table.rows.shape[1], k)
         if not isinstance(query_embeddings, jax.Array):
             # All processes have the same values. A NumPy array can be replicated over
             # their devices; a JAX array would be local to one process.

@@ -42,14 +42,7 @@ class SnapshotWriter:
 
     Several hosts of one job may write to one attempt; one of them commits when all are
     done. Another job must never do so: continuing to write to an attempt that is
-    committed would damage it.
-
-    Attributes:
-      step: step of the encoder.
-      attempt: name of the attempt, unique in the series.
-      corpus_fingerprint: fingerprint of the block store the snapshot belongs to.
-      metadata: values for the readers.
-      began: start of the attempt, in Unix seconds.
+    committed would damage it. `began` is the start of the attempt, in Unix seconds.
     """
 
     def __init__(
@@ -61,15 +54,7 @@ class SnapshotWriter:
         attempt: str,
         header: Mapping[str, Any],
     ):
-        """Called by `SnapshotSeries.begin`, `join` and `resume`.
-
-        Args:
-          store: the model directory.
-          series: name of the series.
-          step: see the class.
-          attempt: see the class.
-          header: the contents of the attempt's `attempt.json`.
-        """
+        """Called by `SnapshotSeries`; `header` is the content of `attempt.json`."""
         self.step = step
         self.attempt = attempt
         self.corpus_fingerprint: str = header["corpus_fingerprint"]
@@ -82,11 +67,7 @@ class SnapshotWriter:
         self._arrays: dict[str, tuple[ArrayRecord, tensorstore.TensorStore]] = {}
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes a file of the snapshot.
-
-        Raises:
-          BadInputError: it cannot be written, for example on a full disk.
-        """
+        """Writes a file of the snapshot."""
         self._store.write(f"{self._folder}/{name}", data)
         self._written[name] = FileRecord.of(data)
 
@@ -97,16 +78,9 @@ class SnapshotWriter:
         dtype: str = "float32",
         chunk_rows: int | None = None,
     ) -> None:
-        """Creates an array, or opens one created by another host or by `take_over`.
+        """Creates an array, rows first, or opens one of another host or of `take_over`.
 
-        Args:
-          name: name of the array.
-          shape: shape, rows first.
-          dtype: a NumPy name, or `bfloat16`.
-          chunk_rows: rows per file, the unit of writing; None for about 4 MiB.
-
-        Raises:
-          BadInputError: it cannot be written, or another array exists there.
+        `chunk_rows` are the rows per file, the unit of writing; None for about 4 MiB.
         """
         record = ArrayRecord(tuple(shape), dtype)
         folder = f"{self._folder}/{name}"
@@ -117,16 +91,8 @@ class SnapshotWriter:
         """Writes rows of an array durably, and then a note that they are complete.
 
         Rows fill whole files, so that each file is written once, by one host, and two
-        writers never modify the same file.
-
-        Args:
-          name: name of an array created before.
-          start: first row, a multiple of `chunk_rows`.
-          rows: [n, ...] of the array's dtype; n is a multiple of `chunk_rows` too,
-            unless the array ends there.
-
-        Raises:
-          BadInputError: rows do not fit the array, or cannot be written.
+        writers never modify the same file: `start` is a multiple of the array's
+        `chunk_rows`, and so is their number unless the array ends there.
         """
         record, array = self._arrays[name]
         stop = start + len(rows)
@@ -160,18 +126,11 @@ class SnapshotWriter:
     def take_over(
         self, other: "SnapshotWriter", layouts: Mapping[str, arrays.ArrayLayout]
     ) -> None:
-        """Copies the rows that an unfinished attempt has completed.
+        """Copies the rows of these arrays that an unfinished attempt has completed.
 
         Its writer may be alive, or collection may be deleting it, or its files may be
         damaged: rows that cannot be read are skipped, to be written again, and so are
         those of an array with other metadata than it would be created with here.
-
-        Args:
-          other: writer of that attempt.
-          layouts: the arrays to copy from, by name.
-
-        Raises:
-          BadInputError: the rows cannot be written, for example on a full disk.
         """
         for name, layout in layouts.items():
             self.create_array(name, *layout)
@@ -195,10 +154,7 @@ class SnapshotWriter:
                 self.write_rows(name, start, rows)
 
     def commit(self, measured: Mapping[str, Any] | None = None) -> Manifest:
-        """Makes the snapshot visible, atomically.
-
-        Args:
-          measured: measurements of the snapshot, which are added to the metadata.
+        """Makes the snapshot visible, atomically; `measured` is added to its metadata.
 
         Raises:
           BadInputError: an array has rows that were not written.
@@ -248,13 +204,10 @@ class SnapshotWriter:
         self._store.delete_folder(self._folder)
 
     def require_present(self) -> None:
-        """Checks that nobody has deleted the attempt.
+        """Raises MissingAttemptError if somebody has deleted the attempt.
 
         A builder that slept for long may find that another one's collection took its
         attempt for abandoned.
-
-        Raises:
-          MissingAttemptError: it was deleted.
         """
         if not self._store.exists(f"{self._folder}/{ATTEMPT_FILE}"):
             raise MissingAttemptError(
@@ -309,11 +262,7 @@ def write_header(store: Store, folder: str, header: Mapping[str, Any]) -> None:
 
 
 def read_header(store: Store, folder: str) -> dict[str, Any]:
-    """Returns the header of an attempt.
-
-    Raises:
-      MissingAttemptError: there is none, or it cannot be read.
-    """
+    """Returns the header of an attempt; a `MissingAttemptError` if there is none."""
     name = f"{folder}/{ATTEMPT_FILE}"
     try:
         data = store.read(name)

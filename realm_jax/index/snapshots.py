@@ -67,15 +67,9 @@ INDEX_SERIES = "index"
 
 
 class SnapshotSeries:
-    """The snapshots of one kind in a model directory, by step."""
+    """The snapshots of one kind, such as `INDEX_SERIES`, in a model directory."""
 
     def __init__(self, store: Store, name: str):
-        """Opens a series; reads and writes nothing yet.
-
-        Args:
-          store: the model directory.
-          name: `RETRIEVER_SERIES`, `INDEX_SERIES`, or the name of a similar series.
-        """
         self.store = store
         self.name = name
 
@@ -86,36 +80,30 @@ class SnapshotSeries:
         corpus_fingerprint: str,
         metadata: Mapping[str, Any] | None = None,
     ) -> SnapshotWriter:
-        """Starts a new attempt at the snapshot of a step.
+        """Starts an attempt at a step; AlreadyCommittedError if it has a snapshot.
 
-        Args:
-          step: step of the encoder.
-          corpus_fingerprint: fingerprint of the block store the snapshot belongs to.
-          metadata: plain JSON that readers get back in the manifest.
-
-        Raises:
-          AlreadyCommittedError: the step has a snapshot.
+        The metadata is plain JSON that readers get back in the manifest.
         """
-        header = {
-            "corpus_fingerprint": corpus_fingerprint,
-            "metadata": dict(metadata or {}),
-            "began": time.time(),
-        }
-        return self._begin(step, header)
+        return self._begin(step, corpus_fingerprint, dict(metadata or {}), time.time())
 
-    def _begin(self, step: int, header: Mapping[str, Any]) -> SnapshotWriter:
+    def _begin(
+        self, step: int, corpus_fingerprint: str, metadata: dict[str, Any], began: float
+    ) -> SnapshotWriter:
         if self.store.exists(commit_name(self.name, step)):
             raise already_committed(self.store, self.name, step)
         attempt = uuid.uuid4().hex[:12]
+        header = {
+            "corpus_fingerprint": corpus_fingerprint,
+            "metadata": metadata,
+            "began": began,
+        }
         write_header(self.store, self._folder(step, attempt), header)
         return self.join(step, attempt)
 
     def join(self, step: int, attempt: str) -> SnapshotWriter:
         """Returns a writer for an attempt begun elsewhere, such as on host 0 of a pod.
 
-        Raises:
-          MissingAttemptError: there is no such attempt, collection has deleted it, or
-            its header is damaged.
+        A MissingAttemptError says that it was deleted, or that its header is damaged.
         """
         header = read_header(self.store, self._folder(step, attempt))
         return SnapshotWriter(
@@ -133,18 +121,10 @@ class SnapshotSeries:
         """Starts an attempt with the finished rows of an unfinished one.
 
         Of the attempts with the same settings, the one with the most finished pieces is
-        used. It is copied, not continued, because its writer may be alive.
-        `SnapshotWriter.completed_rows` then returns what need not be written again.
-
-        Args:
-          step: step of the encoder.
-          corpus_fingerprint: see `begin`.
-          metadata: see `begin`.
-          layouts: the arrays to copy by name, which are created; what is stored in
-            another way is not copied. None copies nothing.
-
-        Returns:
-          None if there is no such attempt, or if the step is committed.
+        used. It is copied, not continued, because its writer may be alive: the arrays
+        in `layouts`, where they are stored alike. None if there is no such attempt, or
+        if the step is committed. `SnapshotWriter.completed_rows` then returns what need
+        not be written again.
         """
         if self.store.exists(commit_name(self.name, step)):
             return None
@@ -165,12 +145,7 @@ class SnapshotSeries:
         best = max(fitting, key=lambda w: (w.num_notes(), w.began), default=None)
         if best is None:
             return None
-        header = {
-            "corpus_fingerprint": corpus_fingerprint,
-            "metadata": wanted,
-            "began": best.began,
-        }
-        writer = self._begin(step, header)
+        writer = self._begin(step, corpus_fingerprint, wanted, best.began)
         writer.take_over(best, layouts or {})
         return writer
 
@@ -185,11 +160,7 @@ class SnapshotSeries:
         return max(self.steps(), default=None)
 
     def latest(self) -> Manifest | None:
-        """Returns the newest snapshot's manifest, None before the first commit.
-
-        Raises:
-          DamagedSnapshotError: the manifest differs from what was committed.
-        """
+        """Returns the newest snapshot's manifest, None before the first commit."""
         step = self.latest_step()
         return None if step is None else self.read_manifest(step)
 
@@ -227,11 +198,7 @@ class SnapshotSeries:
             raise self._damaged(manifest, damage)
 
     def read_file(self, manifest: Manifest, name: str) -> bytes:
-        """Returns the contents of a file of a snapshot, after checking them.
-
-        Raises:
-          DamagedSnapshotError: the file is missing or was changed.
-        """
+        """Returns the contents of a file of a snapshot, after checking them."""
         record = manifest.files.get(name)
         if record is None:
             raise self._damaged(manifest, f"{name} is not in its manifest")
@@ -248,16 +215,7 @@ class SnapshotSeries:
     def read_array(
         self, manifest: Manifest, name: str, rows: slice = slice(None)
     ) -> np.ndarray:
-        """Returns rows of an array of a snapshot; every chunk read is checked.
-
-        Args:
-          manifest: manifest of the snapshot.
-          name: name of the array.
-          rows: the rows to read, a slice of step 1.
-
-        Raises:
-          DamagedSnapshotError: a chunk is missing or was changed; names it.
-        """
+        """Returns rows, a slice of step 1, or raises DamagedSnapshotError."""
         record = self._array_record(manifest, name)
         start, stop, _ = rows.indices(record.shape[0])
         folder = f"{self._folder(manifest.step, manifest.attempt)}/{name}"
@@ -268,11 +226,7 @@ class SnapshotSeries:
             raise self._damaged(manifest, problem) from error
 
     def array(self, manifest: Manifest, name: str) -> "SnapshotArray":
-        """Returns an array of a snapshot whose rows are read on access.
-
-        Raises:
-          DamagedSnapshotError: the manifest has no such array.
-        """
+        """Returns an array of a snapshot whose rows are read on access."""
         shape = self._array_record(manifest, name).shape
         return SnapshotArray(self, manifest, name, shape)
 
@@ -290,12 +244,9 @@ class SnapshotSeries:
         self.store.delete(commit_name(self.name, step))
 
     def withdraw_damaged(self, step: int) -> bool:
-        """Withdraws the snapshot of a step if its manifest cannot be read.
+        """Withdraws the snapshot of a step if its manifest is damaged; returns whether.
 
         Its data remains, for an attempt with the same settings to resume.
-
-        Returns:
-          Whether it was withdrawn; not if another job has done so, or replaced it.
         """
         try:
             self.read_manifest(step)
@@ -314,14 +265,9 @@ class SnapshotSeries:
     ) -> list[str]:
         """Deletes old snapshots, abandoned attempts, and attempts that lost their race.
 
-        Args:
-          keep: number of newest snapshots that are kept.
-          in_use: steps that are kept however old, such as those named in heartbeats.
-          attempt_age_seconds: an uncommitted attempt is kept until no rows were written
-            to it for this long, in seconds, because its writer may only be slow.
-
-        Returns:
-          The folders that were deleted.
+        The newest `keep` stay, and those `in_use`. An uncommitted attempt stays until
+        no rows were written to it for `attempt_age_seconds`, because its writer may
+        only be slow. Returns the folders that were deleted.
         """
         committed = self.steps()
         newest = committed[max(0, len(committed) - keep) :]
@@ -416,5 +362,4 @@ class SnapshotArray:
     shape: tuple[int, ...]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Reads rows; see `SnapshotSeries.read_array`."""
         return self.series.read_array(self.manifest, self.name, rows)

@@ -43,13 +43,7 @@ SearcherT = TypeVar("SearcherT")
 
 @dataclasses.dataclass(frozen=True)
 class LoadedIndex(Generic[SearcherT]):
-    """An index ready to be searched.
-
-    Attributes:
-      searcher: searches it.
-      manifest: its manifest.
-      rows: its embeddings on the host, if the source keeps them.
-    """
+    """An index ready to be searched; `rows` on the host if the source keeps them."""
 
     searcher: SearcherT
     manifest: Manifest
@@ -78,13 +72,6 @@ class IndexSource:
     """Builds, loads and opens the indexes of a run.
 
     Attributes:
-      model_store: the model directory.
-      corpus: the blocks.
-      config: configuration of the retriever.
-      embed: how blocks are embedded here.
-      searcher: "device" or "scann".
-      mesh: the devices of the searcher "device".
-      device: how they search.
       donors: other model directories whose indexes may have the same document tower,
         such as that of the previous stage.
       keeps_rows: whether loaded indexes have their embeddings on the host, too.
@@ -147,34 +134,20 @@ class IndexSource:
         )
 
     def load(self, step: int) -> LoadedIndex | None:
-        """Loads the committed index of a step, None if there is none (any more).
-
-        Raises:
-          DamagedSnapshotError: the snapshot differs from what was committed.
-          MismatchedSnapshotError: the snapshot is of another corpus or model.
-        """
+        """Loads the committed index of a step, None if there is none (any more)."""
         if not multihost.run_on_primary(lambda: step in self.series.steps()):
             return None
         return self.load_manifest(self.series.read_manifest(step))
 
     def load_manifest(self, manifest: Manifest) -> LoadedIndex:
-        """Verifies a snapshot and loads it.
-
-        Raises:
-          DamagedSnapshotError: the snapshot differs from what was committed.
-          MismatchedSnapshotError: the snapshot is of another corpus or model.
-        """
+        """Verifies a snapshot, as `SnapshotSeries.verify`, and loads it."""
         self.series.verify(manifest, self.expectation())
         searcher = self.make_searcher(self.series, manifest)
         rows = self.series.read_array(manifest, EMBEDDINGS) if self.keeps_rows else None
         return LoadedIndex(searcher, manifest, rows)
 
     def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
-        """Requires that an index was embedded with exactly these parameters.
-
-        Raises:
-          BadInputError: it was not, such as an index of an earlier run in this folder.
-        """
+        """Requires that an index was embedded with exactly these parameters."""
         made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
         if made_by != self.retriever(step, params).params_crc32c():
             where = self.model_store.url(f"index/commits/{step}.json")
@@ -186,12 +159,7 @@ class IndexSource:
     def load_or_build(
         self, step: int, params: PyTree, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Loads the index that these parameters made at a step, or makes it.
-
-        Raises:
-          BadInputError: the index there is of other parameters, or damaged.
-          StoppedError: `stop` was set; the next call resumes.
-        """
+        """Loads the index that these parameters made at a step, or makes it."""
         index = self.load(step)
         if index is None:
             return self.build(step, params, stop)
@@ -207,12 +175,6 @@ class IndexSource:
         require_wanted: Callable[[], None] = lambda: None,
     ) -> LoadedIndex:
         """Embeds the corpus in this process, reusing an existing index or its rows.
-
-        Args:
-          step: step of the retriever.
-          params: its parameters.
-          stop: ends embedding.
-          require_wanted: see `build_once`.
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
@@ -244,16 +206,10 @@ class IndexSource:
         """Opens or builds the index of a run that has one for all its steps.
 
         A warm start reads retrieved documents from it, and fine-tuning searches it.
-
-        Args:
-          params: parameters of the retriever.
-          stop: ends embedding.
-          resumes: whether the run resumes from a checkpoint.
-          trained: the part of the document tower that has been trained when a run
-            resumes, in words; "" if there is none, so that the index can be rebuilt.
+        `trained` names the part of the document tower that a run which `resumes` has
+        trained, "" for none; it cannot build its index again then.
 
         Raises:
-          BadInputError: the run resumes, its index is missing and cannot be rebuilt.
           StoppedError: stopped while the corpus was being embedded.
         """
         index = self.load(FIRST_STEP) if resumes else None

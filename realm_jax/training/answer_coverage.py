@@ -34,19 +34,8 @@ def require_answers(
 ) -> None:
     """Logs the share of questions with an answer in their retrieved blocks.
 
-    Up to 256 questions are looked at, evenly spread; a collective call.
-
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      searcher: the index.
-      examples: the questions to train on.
-      labels: finds their answers in the corpus.
-      num_retrieved: blocks per question.
-      batch_size: questions that are embedded at a time.
-
-    Raises:
-      BadInputError: none of them has one.
+    Up to 256 questions are looked at, evenly spread; a collective call. If none has an
+    answer, it is a `BadInputError`.
     """
     count = min(len(examples), _MOST_QUESTIONS)
     rows = np.linspace(0, len(examples) - 1, count).astype(int)

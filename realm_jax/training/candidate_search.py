@@ -10,7 +10,7 @@ the same candidates.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import flax.struct
 import jax
@@ -40,7 +40,6 @@ class RetrievingInputs:
     """A step's masked sentences, and the corpus to search for them.
 
     Attributes:
-      batch: the masked sentences.
       embeddings: the index; None where it is part of the state (`rolling_refresh.py`).
       tokens: the wordpieces of the same blocks.
       own: the sentences' own blocks, where they are candidates (`own_blocks.py`).
@@ -57,11 +56,8 @@ class RetrievingLoss(Loss):
     """`PretrainLoss` over the candidates of a search in the same program.
 
     Attributes:
-      loss: the loss of the candidates.
       num_candidates: documents per example, the null document and the own block
         included.
-      layout: lengths and special wordpieces of the documents.
-      mesh: the devices that hold the corpus.
       approximate: see `device_search.search`.
       embeddings_from_index: whether the candidates' embeddings are taken from the index
         instead of being computed; for a frozen document tower.
@@ -149,33 +145,8 @@ class RetrievingLoss(Loss):
         return jax.lax.stop_gradient(embeddings)
 
 
-class StepInputs(Protocol):
-    """Builds the inputs of a step, for its loss."""
-
-    def __call__(
-        self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
-    ) -> PretrainInputs | RetrievingInputs:
-        """Returns the inputs of the next update.
-
-        Args:
-          step: updates done.
-          retriever: current parameters of the retriever.
-          index: the index to search.
-          batch_at: this process's masked sentences.
-        """
-        ...
-
-    def details(self) -> Mapping[str, Any]:
-        """Returns the details a checkpoint needs for a resumed run to be identical."""
-        ...
-
-    def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
-        """Restores the state that `details` returned, from a checkpoint."""
-        ...
-
-
 class DeviceSearch:
-    """Has the step itself search; places the wordpieces of the corpus once."""
+    """Has the step itself search, in the place of `HostSearch`."""
 
     def __init__(
         self,
@@ -184,7 +155,6 @@ class DeviceSearch:
         mesh: Mesh,
         own_block: bool = False,
     ):
-        """Places the wordpieces of the corpus on the devices."""
         self._own = None
         if own_block:
             self._own = functools.partial(
@@ -198,14 +168,14 @@ class DeviceSearch:
     def __call__(
         self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
     ) -> RetrievingInputs:
-        """See `StepInputs`."""
+        """Returns the sentences of the update after `step` updates, and the corpus."""
         batch = batch_at(step)
         own = None if self._own is None else self._own(batch)
         return RetrievingInputs(batch, index.searcher.table, self._tokens, own)
 
     def details(self) -> Mapping[str, Any]:
-        """See `StepInputs`; empty, because the step repeats the same search."""
+        """Returns nothing for a checkpoint: the step repeats the same search."""
         return {}
 
     def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
-        """See `StepInputs`."""
+        """Restores nothing."""

@@ -54,10 +54,7 @@ def finished_steps(store: Store) -> list[int]:
 
 
 def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
-    """Returns the details of each finished checkpoint by step, reading no arrays.
-
-    Checkpoints with a damaged manifest are ignored.
-    """
+    """Returns the details of all finished checkpoints whose manifest is undamaged."""
     found = {}
     for step in finished_steps(store):
         # Damage is reported when the checkpoint is restored.
@@ -72,14 +69,7 @@ def score_of(details: Mapping[str, Any]) -> dict[str, float]:
 
 
 def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """Returns the step with the highest score; of equal ones the latest.
-
-    Args:
-      details: details of the checkpoints of a run, by step.
-
-    Returns:
-      None if no checkpoint has a finite score.
-    """
+    """Returns the latest step with the highest finite score; None without a score."""
     scores = {
         step: value
         for step, found in details.items()
@@ -97,13 +87,7 @@ def add_detail(store: Store, step: int, name: str, value: Any) -> None:
 
 
 def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
-    """Writes the manifest of a checkpoint whose files are complete, which finishes it.
-
-    Args:
-      store: the model directory.
-      step: step of the checkpoint.
-      details: JSON-serialisable values to be read at restore.
-    """
+    """Writes a checkpoint's manifest once its files are complete, which finishes it."""
     # Orbax syncs its arrays alone.
     store.sync(f"{FOLDER}/{step}")
     files = manifests.file_records(store.stats(f"{FOLDER}/{step}"))

@@ -47,13 +47,7 @@ _INDEX = "index"
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read completely.
-
-    Attributes:
-      step: number of updates done.
-      tree: the requested tree: a `TrainState`, or the parameters alone.
-      details: values saved beside it, such as `index_step` and fingerprints.
-    """
+    """A checkpoint that was read completely: its details, and the tree asked for."""
 
     step: int
     tree: Any
@@ -63,12 +57,9 @@ class Restored:
 class Checkpointer:
     """Writes checkpoints asynchronously, one at a time.
 
-    Args:
-      store: the model directory.
-      keep: number of newest checkpoints that are kept; the one with the highest
-        score is kept too.
-      require_alone: raises an error if another job saves in this directory; called
-        in the first process before older checkpoints are deleted.
+    The newest `keep` are kept, and the one with the highest score. `require_alone`
+    raises an error if another job saves in this directory; it is called in the first
+    process before older checkpoints are deleted.
     """
 
     def __init__(
@@ -90,10 +81,6 @@ class Checkpointer:
         An existing checkpoint of this step is left as it is, unless it is damaged; a
         score is added to its details, because it may be measured after the checkpoint
         was saved.
-
-        Args:
-          state: the state; its step names the checkpoint.
-          details: JSON-serialisable values to be read at restore.
         """
         step = int(state.step)
 
@@ -178,11 +165,6 @@ class KeptCheckpoints:
     """
 
     def __init__(self, store: Store):
-        """Reads the existing checkpoints.
-
-        Args:
-          store: the model directory.
-        """
         self._details = multihost.run_on_primary(lambda: all_details(store))
         self._measured: dict[int, dict[str, float]] = {}
 
@@ -192,16 +174,7 @@ class KeptCheckpoints:
         return tuple(details["index_step"] for details in self._details.values())
 
     def note_score(self, step: int, name: str, score: float) -> bool:
-        """Notes the score of a step, for the checkpoint of that step.
-
-        Args:
-          step: updates done.
-          name: `HELD_OUT_UTILITY` or `DEV_EXACT_MATCH`, the same throughout a run.
-          score: higher is better.
-
-        Returns:
-          Whether no checkpoint has a higher score.
-        """
+        """Notes the score of a step; returns whether no checkpoint's is higher."""
         self._measured = {step: {name: score}}
         best = best_step(self._details)
         if best is None:
@@ -209,15 +182,7 @@ class KeptCheckpoints:
         return score >= self._details[best][name]
 
     def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds a checkpoint that is being saved, and drops those that it replaces.
-
-        Args:
-          step: updates done.
-          details: details of the checkpoint.
-
-        Returns:
-          The details with the score of this step, if it was measured.
-        """
+        """Adds a checkpoint; returns its details with the score of its step, if any."""
         score = self._measured.get(step, {})
         details = {**details, **score}
         # An existing checkpoint keeps its details, see `Checkpointer.save`.
@@ -232,14 +197,9 @@ class KeptCheckpoints:
 def restore_state(store: Store, template: TrainState) -> Restored | None:
     """Restores the newest undamaged checkpoint; None if there is no checkpoint.
 
-    Args:
-      store: the model directory.
-      template: a state with the shapes, dtypes and shardings to restore to. Its index,
-        if any, is restored only from a checkpoint that holds one, and else kept; its
-        padding may differ from that of the checkpoint.
-
-    Raises:
-      BadInputError: every checkpoint is damaged, or has other shapes.
+    `template` has the shapes, dtypes and shardings to restore to. Its index, if any, is
+    restored only from a checkpoint that holds one, and else kept; its padding may
+    differ from that of the checkpoint.
     """
 
     def read(url: str, details: Mapping[str, Any]) -> TrainState:
@@ -263,20 +223,11 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
 
 
 def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
-    """Restores only the parameters, of the newest undamaged checkpoint or of the best.
+    """Restores the parameters alone, of the newest undamaged checkpoint or of the best.
 
-    They are placed on this process's first device, whatever devices saved them.
-
-    Args:
-      store: the model directory.
-      which: the last checkpoint, or the one with the highest score.
-
-    Returns:
-      None if there is no checkpoint.
-
-    Raises:
-      BadInputError: the best is asked for, and is damaged or was never measured; or
-        every checkpoint is damaged.
+    They are placed on this process's first device, whatever devices saved them. Without
+    a checkpoint it returns None; a best one that is damaged, or was never measured, is
+    refused.
     """
     choose = _newest_undamaged if which is Which.LAST else _best_undamaged
     return _chosen(

@@ -57,17 +57,7 @@ def is_correct(answer: Answer, question: Question) -> bool:
 def read_dev_questions(
     path: str, split: str, max_questions: int | None
 ) -> list[Question]:
-    """Reads the questions by which a checkpoint is chosen, evenly spread over the file.
-
-    Args:
-      path: JSON lines of questions; "" for none.
-      split: their split.
-      max_questions: largest number of questions; None for all.
-
-    Raises:
-      BadInputError: the file is missing, malformed or has no such split; or it is the
-        split that is trained on.
-    """
+    """Reads questions to choose a checkpoint by, evenly spread over the file."""
     if not path:
         return []
     if split == _TRAINED_ON:
@@ -82,12 +72,12 @@ def read_dev_questions(
 
 
 class DevExactMatch:
-    """Answers the same questions every so many updates; keeps the best checkpoint.
+    """Answers the same questions every `period` updates, and after the last.
 
-    `measure` belongs before the line of metrics, `save_if_best` after it.
-
-    Attributes:
-      kept: the checkpoints that remain.
+    `measure` belongs before the line of metrics, `save_if_best` after it. None of the
+    questions is trained on; without any nothing is measured, and no checkpoint is the
+    best. After `patience` measurements without a higher exact match than before the run
+    has ended; None for no such end. `kept` are the checkpoints that remain.
     """
 
     def __init__(
@@ -97,19 +87,6 @@ class DevExactMatch:
         period: int,
         patience: int | None = None,
     ):
-        """Prepares to measure, computing nothing yet.
-
-        Args:
-          stage: the stage, which saves checkpoints.
-          questions: the questions, of which none is trained on; without any nothing is
-            measured, and no checkpoint is the best.
-          period: updates between two measurements; the last update has one, too.
-          patience: measurements without a higher exact match than before, after which
-            the run has ended; None for no such end.
-
-        Raises:
-          BadInputError: the run has measured itself on other questions.
-        """
         self._stage = stage
         self._questions = questions
         self._period = period
@@ -146,14 +123,7 @@ class DevExactMatch:
         return self._patience is not None and self._without_better >= self._patience
 
     def measure(self, answerer: Answerer) -> None:
-        """Measures the state of the stage.
-
-        Args:
-          answerer: its model, with the index that it searches.
-
-        Raises:
-          BadInputError: the parameters are not finite.
-        """
+        """Measures the state of the stage, whose model the answerer has."""
         self._is_missing = False
         stage, began = self._stage, time.perf_counter()
         stage.require_finite(stage.state.params)

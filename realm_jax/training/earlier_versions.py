@@ -27,12 +27,7 @@ _OF_QUESTIONS = {"refreshes_index": None, "more_tasks": None}
 def trained_by_earlier_version(
     details: Mapping[str, Any], record: RunRecord | None
 ) -> Trained | None:
-    """Returns what a run has trained; None if its checkpoints do not say.
-
-    Args:
-      details: those of the newest checkpoint.
-      record: that of the last attempt, which does not say it; None if there is none.
-    """
+    """Returns what a run has trained; None if its newest checkpoint does not say."""
     if "model" not in details:
         return None
     order = {name: details[name] for name in _DATA_ORDER if name in details}

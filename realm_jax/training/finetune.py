@@ -220,7 +220,6 @@ class FinetuneConfig(StageConfig):
                 )
 
     def _require_consistent(self) -> None:
-        """Requires settings that make sense together."""
         if self.early_stopping is not None and not self.questions:
             raise BadInputError(
                 "expected QUESTIONS, by whose exact match training ends early, got "
@@ -334,13 +333,7 @@ def run(
     stop: threading.Event,
     attempt: Attempt | None = None,
 ) -> bool:
-    """Trains from the latest checkpoint; returns whether all updates are done.
-
-    Raises:
-      BadInputError: as `Stage`, or there is no task, or the held-out questions cannot
-        be used, or no answer is in a retrieved block.
-      StoppedError: stopped while the corpus was being embedded.
-    """
+    """Trains from the latest checkpoint; returns whether all updates are done."""
     # Not required of every configuration: evaluate.gin and ask.gin make one without.
     ranges.require_ranges(config, task=ranges.TEXT)
     # First, so that questions that cannot be used leave nothing behind.
@@ -462,10 +455,7 @@ def make_loss(
     mesh: Mesh,
     packing: PackedLengths | None = None,
 ) -> FinetuneLoss:
-    """Returns the loss that a run minimises.
-
-    It renews the index, if the state holds it.
-    """
+    """Returns the loss of a run, which renews the index if the state holds it."""
     parts = (
         *(retriever, reader, AnswerMarginalization(config.marginalization)),
         *(config.microbatches, packing),
@@ -534,18 +524,7 @@ class QuestionInputs:
         config: FinetuneConfig,
         index: FrozenIndex,
     ):
-        """Opens the questions, and then the index.
-
-        Args:
-          stage: the run, with its initial state.
-          config: its configuration.
-          index: the index, which is not open yet.
-
-        Raises:
-          BadInputError: no answer is in a retrieved block, or the index is missing.
-          StoppedError: stopped while the corpus was being embedded.
-          NotReadyError: the index builder has not made an index in time.
-        """
+        """Opens the questions, and then the index; see `FrozenIndex.open`."""
         self._stage = stage
         self._config = config
         self._examples = _open_questions(stage, config)

@@ -24,7 +24,6 @@ class FinetuneInputs:
     """Questions with the blocks that the index found.
 
     Attributes:
-      questions: the questions of the step.
       block_embeddings: the index's embeddings of the retrieved blocks, best first.
       block_valid: False for an empty slot.
       block_has_answer: whether the block's body contains an answer.
@@ -56,14 +55,6 @@ class FinetuneLoss(Loss):
     Of the retrieved blocks, those that the inputs have as documents are embedded with
     live parameters, so that the document tower has a gradient through them. Those
     behind them keep the index's embeddings, which are constants.
-
-    Attributes:
-      retriever: embeds questions, and documents where it is trained on them.
-      reader: scores the spans of documents.
-      marginalization: over which documents the reader's probabilities are summed.
-      microbatches: see `model_calls.py`.
-      packing: lengths of rows that two documents share, where all fit; None to pack
-        none.
     """
 
     retriever: Retriever
@@ -163,7 +154,6 @@ class FinetuneLoss(Loss):
 
 
 def _packable(lengths: PackedLengths, inputs: FinetuneInputs) -> Sequences:
-    """Returns the sequences that are packed, and the length of their rows."""
     joined = inputs.joined_ids, lengths.joined
     if inputs.document_ids is None:
         return [joined]

@@ -24,19 +24,11 @@ class FiniteUpdates:
     """Requires that updates are finite, and names the first that was not.
 
     All processes of a job decide alike: what they read is replicated over the devices.
-
-    Attributes:
-      num_skipped: number of updates that were skipped because they were not finite, as
-        far as they have been read.
+    At most `max_skipped` updates may be skipped (`make_step`); `num_skipped` counts
+    those that have been read, and those before the run was resumed.
     """
 
     def __init__(self, max_skipped: int = 0, num_skipped: int = 0):
-        """Prepares for a run.
-
-        Args:
-          max_skipped: number of updates that may be skipped (`make_step`).
-          num_skipped: number of those that were, before the run was resumed.
-        """
         self._max_skipped = max_skipped
         self.num_skipped = num_skipped
         self._unread: list[tuple[int, Means]] = []
@@ -47,11 +39,7 @@ class FiniteUpdates:
         self._unread.append((step, watched))
 
     def require_updates(self) -> None:
-        """Requires that the updates since the last call were finite; waits for them.
-
-        Raises:
-          BadInputError: one was not, or more were skipped than may be; it is named.
-        """
+        """Waits for the updates since the last call, and requires finite ones."""
         unread, self._unread = jax.device_get(self._unread), []
         for update, means in unread:
             values = {name: float(mean.total) for name, mean in means.items()}
@@ -71,16 +59,7 @@ class FiniteUpdates:
                 )
 
     def require(self, step: int, tree: PyTree) -> None:
-        """Requires that all updates and a tree are finite, before it is kept.
-
-        Args:
-          step: number of updates done.
-          tree: a state, or parameters of it.
-
-        Raises:
-          BadInputError: as `require_updates`, or a parameter, a moment of the optimizer
-            or a row of the index is not finite; the first one is named.
-        """
+        """Requires that all updates and a tree are finite; names what is not."""
         self.require_updates()
         name = _not_finite(tree)
         if name is not None:
@@ -101,7 +80,6 @@ class FiniteUpdates:
 
 
 def _not_finite(tree: PyTree) -> str | None:
-    """Returns the path of the first array with a NaN or an infinity; None without."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     flags = jax.device_get(_are_finite([array for _, array in flat]))
     bad = (path for (path, _), flag in zip(flat, flags, strict=True) if not flag)

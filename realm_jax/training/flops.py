@@ -21,12 +21,8 @@ def count(function: Callable[..., Any], *arguments: PyTree) -> int:
     gradient is what the devices do, and three times the count of a loss is what the
     model needs (`Loss.update_flops`).
 
-    Args:
-      function: a function of arrays, jitted or not. It is traced, never run.
-      arguments: arrays or shapes.
-
-    Raises:
-      ValueError: a loop with matrix products has a length that its shapes do not give.
+    The function, jitted or not, is traced on arrays or shapes and never run. A loop
+    with matrix products whose length its shapes do not give is a ValueError.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 

@@ -24,7 +24,11 @@ BatchAt = Callable[[int], PretrainBatch]
 
 
 class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
-    """Searches before the step and gathers documents from the block store."""
+    """Searches before the step and gathers documents from the block store.
+
+    `num_candidates` include the null document and, if it is one (`own_blocks.py`), the
+    own block. With `ahead` it searches for the next update while one is running.
+    """
 
     def __init__(
         self,
@@ -38,20 +42,6 @@ class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
         stopwatch: Stopwatch | None = None,
         own_block: bool = False,
     ):
-        """Prepares to search.
-
-        Args:
-          retriever: configuration of the towers.
-          corpus: the blocks.
-          lengths: lengths of documents and joined inputs.
-          num_candidates: documents per example, the null document and the own block
-            included.
-          mesh: mesh over which a batch is split.
-          batch_size: number of examples over all devices.
-          ahead: whether to search for the next update while one is running.
-          stopwatch: stopwatch of the training thread; it records waiting for a search.
-          own_block: whether the own block is a candidate; see `own_blocks.py`.
-        """
         super().__init__(
             retriever,
             lambda batch: batch.query_ids,

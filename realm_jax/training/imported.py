@@ -13,8 +13,6 @@ that of a second source for documents, or its own again where none is given.
 """
 
 import dataclasses
-import datetime
-import importlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +32,7 @@ from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.source import FIRST_STEP
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
-from realm_jax.run_record import RunRecord, Trained, commit, write_record
+from realm_jax.run_record import Trained, new_record, write_record
 from realm_jax.stages import FINETUNE, IMPORT_WEIGHTS, PRETRAIN, WARM_START
 from realm_jax.storage import absolute_url, open_store
 from realm_jax.training.checkpoints import Checkpointer
@@ -89,8 +87,6 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """Sources put together."""
-
     params: PyTree
     retriever: RetrieverConfig
     trained: Mapping[str, Any]
@@ -98,12 +94,7 @@ class _Model:
 
 
 def import_weights(config: ImportConfig) -> Imported:
-    """Makes a model directory of published models; it appears whole.
-
-    Raises:
-      BadInputError: a source cannot be read or does not fit the others, the vocabulary
-        or the corpus; or the directory is not empty.
-    """
+    """Makes a model directory of published models; it appears whole."""
     if "://" in config.model_dir:
         raise BadInputError(
             f"expected a local folder as DEST, got {config.model_dir}; import to one, "
@@ -122,7 +113,8 @@ def import_weights(config: ImportConfig) -> Imported:
         index = None
         trained = _trained(model, vocabulary, corpus, config)
         _save_checkpoint(partial, model.params, trained)
-        _save_vocabulary(partial, vocabulary)
+        vocabulary.save(partial / VOCABULARY_FILE)
+        vocabulary.save_pair_tokenizer(partial / "tokenizer.json")
         if rows is not None and corpus is not None and _RETRIEVER in model.params:
             index = _save_index(partial, model, corpus, vocabulary, *rows)
         _write_record(partial, config, models, trained)
@@ -316,11 +308,6 @@ def _save_checkpoint(folder: pathlib.Path, params: PyTree, trained: Trained) -> 
         checkpointer.close()
 
 
-def _save_vocabulary(folder: pathlib.Path, vocabulary: WordPiece) -> None:
-    vocabulary.save(folder / VOCABULARY_FILE)
-    vocabulary.save_pair_tokenizer(folder / "tokenizer.json")
-
-
 def _save_index(
     folder: pathlib.Path,
     model: _Model,
@@ -342,7 +329,6 @@ def _write_record(
     models: Mapping[str, PublishedModel],
     trained: Trained,
 ) -> None:
-    now = datetime.datetime.now(datetime.UTC)
     sources = {
         absolute_url(source): {
             "class": model.name,
@@ -351,12 +337,8 @@ def _write_record(
         }
         for source, model in models.items()
     }
-    record = RunRecord(
+    record = new_record(
         command=IMPORT_WEIGHTS.command,
-        started=now.isoformat(timespec="seconds"),
-        # The package imports the library, which imports this file.
-        version=importlib.import_module("realm_jax").__version__,
-        commit=commit(),
         seed=None,
         arguments=[],
         settings=dataclasses.asdict(config) | {"imported": sources},

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from jaxtyping import PyTree
 
@@ -50,7 +49,8 @@ class IndexClient:
 
     Its heartbeat names the index in use, which garbage collection then keeps. The last
     heartbeat says "finished" or "failed", on which the builder ends too. Once another
-    trainer has taken the lease over, nothing is written any more.
+    trainer has taken the lease over, nothing is written any more; without a lease it
+    writes regardless.
     """
 
     def __init__(
@@ -61,15 +61,6 @@ class IndexClient:
         step: int = 0,
         lease: Lease | None = None,
     ):
-        """Prepares the client.
-
-        Args:
-          source: loads and builds indexes.
-          stop: set when the process is asked to stop.
-          builder_patience_seconds: how long an index builder may be silent, in seconds.
-          step: number of updates done.
-          lease: the right to write to the model directory; None to write regardless.
-        """
         self._source = source
         self._lease = lease
         self._patience_seconds = builder_patience_seconds
@@ -94,12 +85,7 @@ class IndexClient:
     def __enter__(self) -> "IndexClient":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._follower is not None:
             self._follower.stop()
         self._say("finished" if self._finished else "failed")
@@ -135,11 +121,7 @@ class IndexClient:
             _log.warning("no heartbeat was written: %s", error)
 
     def _require_alone(self) -> None:
-        """Requires, in the first process, that this job may write.
-
-        Raises:
-          BadInputError: another trainer has taken over.
-        """
+        """Requires, in the first process, that this job may write."""
         if self._lease is not None:
             self._lease.require_held()
 
@@ -179,11 +161,7 @@ class IndexClient:
         self._say("running")
 
     def build(self, step: int, params: PyTree) -> LoadedIndex:
-        """Embeds the corpus in this process, then deletes unused snapshots.
-
-        Raises:
-          BadInputError: another trainer has taken over.
-        """
+        """Embeds the corpus in this process, then deletes unused snapshots."""
         index = self._source.build(
             step, params, self._stop, require_wanted=self._require_alone
         )
@@ -200,11 +178,7 @@ class IndexClient:
         return self._source.load(step)
 
     def manifest(self, step: int) -> Manifest:
-        """Returns the manifest of the index of a step.
-
-        Raises:
-          BadInputError: the index no longer exists.
-        """
+        """Returns the manifest of the index of a step, which must still exist."""
         try:
             return self._source.series.read_manifest(step)
         except MissingObjectError as error:
@@ -215,11 +189,7 @@ class IndexClient:
             ) from error
 
     def forget_after(self, step: int) -> None:
-        """Deletes the snapshots of a lost run's later steps, which are run again.
-
-        Raises:
-          BadInputError: another trainer has taken over.
-        """
+        """Deletes the snapshots of a lost run's later steps, which are run again."""
         self._resumed_at = step
 
         def forget() -> None:
@@ -231,12 +201,7 @@ class IndexClient:
         multihost.run_on_primary(forget)
 
     def publish(self, step: int, params: PyTree) -> None:
-        """Publishes the retriever for the builder, once per step.
-
-        Raises:
-          AlreadyCommittedError: the step has the retriever of another run.
-          BadInputError: another trainer has taken over.
-        """
+        """Publishes the retriever; AlreadyCommittedError if another run has done so."""
         store, corpus = self._source.model_store, self._source.corpus
         retriever = self._source.retriever(step, params)
 
@@ -265,10 +230,7 @@ class IndexClient:
         ).start()
 
     def _require_of_this_run(self, manifest: Manifest) -> None:
-        """Requires an index of this run's retriever, embedded at its document length.
-
-        A builder may commit an index of a retriever of a lost run, or of another run.
-        """
+        """Requires an index of a retriever of this run, not of a lost or other one."""
         step = manifest.step
         length = manifest.metadata["embed"]["document_length"]
         if length != self._source.embed.document_length:
@@ -295,10 +257,7 @@ class IndexClient:
         return None if self._follower is None else self._follower.take()
 
     def wait(self, seconds: float) -> LoadedIndex:
-        """Waits for the builder's next index.
-
-        Args:
-          seconds: longest wait while the builder makes no progress, in seconds.
+        """Waits for the builder's next index, at most `seconds` without progress.
 
         Raises:
           StoppedError: the process was asked to stop.

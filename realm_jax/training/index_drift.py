@@ -24,7 +24,7 @@ NEIGHBOURS = 8
 
 
 class Probe:
-    """A sample of queries and blocks."""
+    """A sample of blocks, and of masked sentences: the first `NUM_QUERIES` of them."""
 
     def __init__(
         self,
@@ -33,14 +33,6 @@ class Probe:
         query_ids: Int[np.ndarray, "sample query"],
         document_length: int,
     ):
-        """Chooses the sample.
-
-        Args:
-          corpus: the blocks.
-          config: configuration of the retriever.
-          query_ids: masked sentences, of which the first `NUM_QUERIES` are used.
-          document_length: length of a document, in wordpieces.
-        """
         self._corpus = corpus
         self._embed_queries = query_embedder(config)
         self._embed_documents = document_embedder(config)
@@ -51,15 +43,10 @@ class Probe:
     def of_index(self, params: PyTree, searcher: Searcher) -> Mapping[str, float]:
         """Compares an index with the embeddings that current parameters would give.
 
-        Args:
-          params: parameters of the retriever.
-          searcher: the index.
-
-        Returns:
-          `index_drift`: mean distance of a block's embedding from a fresh one, as a
-          share of its length; `retrieval_kl`: mean KL divergence, in nats, of p(z|x)
-          by the index from p(z|x) by live embeddings, over the blocks it finds;
-          `index_search_seconds`: of searching the sample.
+        Returns `index_drift`: mean distance of a block's embedding from a fresh one, as
+        a share of its length; `retrieval_kl`: mean KL divergence, in nats, of p(z|x) by
+        the index from p(z|x) by live embeddings, over the blocks it finds;
+        `index_search_seconds`: of searching the sample.
         """
         stale = searcher.sample()
         fresh = self._documents(params, self._block_ids)
@@ -81,11 +68,10 @@ class Probe:
     def of_refresh(
         self, params: PyTree, old: Searcher, new: Searcher
     ) -> Mapping[str, float]:
-        """Compares two indexes.
+        """Compares two indexes on the queries' `NEIGHBOURS` best blocks.
 
-        Returns:
-          `same_neighbours`: the share of queries whose `NEIGHBOURS` best blocks are the
-          same set by both; `kept_neighbours`: the share of blocks that both find.
+        `same_neighbours` is the share of queries that find the same set by both,
+        `kept_neighbours` the share of blocks that both find.
         """
         queries = self._queries(params)
         stale, fresh = (
@@ -115,13 +101,7 @@ class Probe:
 
 
 def mean_kl(stale, live, valid) -> float:
-    """Returns the mean over rows of KL(softmax(stale) || softmax(live)), in nats.
-
-    Args:
-      stale: scores [query, neighbour].
-      live: scores of the same blocks.
-      valid: False for a slot without a block.
-    """
+    """Returns the mean over rows of KL(softmax(stale) || softmax(live)), in nats."""
     log_p, log_q = (
         scipy.special.log_softmax(np.where(valid, scores, -np.inf), axis=-1)
         for scores in (stale, live)

@@ -24,10 +24,9 @@ from realm_jax.training.zero_shot_recall import HeldOutQuestions
 class IndexMetrics:
     """Measures indexes, always with the current towers.
 
-    Attributes:
-      is_due: whether there are measurements not yet written, so that every index gets
-        its line.
-      pending: those measurements.
+    Measurements are `pending` until they are written. A line of metrics `is_due` while
+    there are any, so that every index gets its line. The metrics of the run in
+    `model_dir` show whether it is collapsing.
     """
 
     def __init__(
@@ -38,15 +37,6 @@ class IndexMetrics:
         questions: HeldOutQuestions | None,
         spans: HeldOutSpans | None,
     ):
-        """Prepares to measure.
-
-        Args:
-          model_dir: directory of the run, whose metrics show whether it is collapsing.
-          config: configuration of the retriever.
-          probe: a sample of queries and blocks.
-          questions: held-out questions for recall, if there are any.
-          spans: held-out masked sentences, if there are any.
-        """
         self._model_dir = model_dir
         self._config = config
         self._probe = probe
@@ -56,12 +46,12 @@ class IndexMetrics:
 
     @property
     def is_due(self) -> bool:
-        """See the class."""
+        """True if there are measurements that are not yet written."""
         return bool(self._measured)
 
     @property
     def pending(self) -> Mapping[str, float]:
-        """See the class."""
+        """The measurements that are not yet written."""
         return dict(self._measured)
 
     def resume(self, pending: Mapping[str, float]) -> None:
@@ -77,10 +67,6 @@ class IndexMetrics:
         """Adds a value that was measured elsewhere."""
         self._measured[name] = value
 
-    def record_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
-        """Measures the index with which a process begins."""
-        self._measure_recall(step, params, searcher)
-
     def record_swap(
         self, step: int, params: PyTree, old: Searcher, new: Searcher
     ) -> None:
@@ -88,24 +74,16 @@ class IndexMetrics:
         began = time.perf_counter()
         self._measured |= self._probe.of_index(params, old)
         self._measured |= self._probe.of_refresh(params, old, new)
-        self._measure_recall(step, params, new)
+        self.record_recall(step, params, new)
         self._measured["index_measuring_seconds"] = time.perf_counter() - began
 
     def record_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures an index that was renewed row by row."""
         self._measured |= self._probe.of_index(params, searcher)
-        self._measure_recall(step, params, searcher)
+        self.record_recall(step, params, searcher)
 
     def of_spans(self, params: PyTree, searcher: Searcher) -> float | None:
-        """Predicts the held-out masked spans.
-
-        Args:
-          params: {"retriever": ..., "reader": ...}.
-          searcher: the index in use.
-
-        Returns:
-          The mean retrieval utility, in nats; None if there are no spans.
-        """
+        """Returns the mean utility of held-out spans, in nats; None without any."""
         if self._spans is None:
             return None
         began = time.perf_counter()
@@ -114,7 +92,8 @@ class IndexMetrics:
         self._measured["held_out_seconds"] = time.perf_counter() - began
         return means[HELD_OUT_UTILITY]
 
-    def _measure_recall(self, step: int, params: PyTree, searcher: Searcher) -> None:
+    def record_recall(self, step: int, params: PyTree, searcher: Searcher) -> None:
+        """Measures the recall of held-out questions, if there are any."""
         if self._questions is None:
             return
         recall = self._questions.recall(self._config, params, searcher, k=5)
@@ -135,20 +114,9 @@ def make_index_metrics(
     max_spans: int,
     require_spans: bool,
 ) -> IndexMetrics:
-    """Prepares to measure the indexes of a stage.
+    """Prepares to measure the indexes of a stage; see `held_out_spans`.
 
-    Args:
-      stage: the stage, whose task the held-out sentences are of.
-      examples: masked sentences that it trains on; the first are the probe's queries.
-      questions: JSON lines of held-out questions, or "".
-      questions_split: the split of the questions that is searched.
-      num_candidates: documents per held-out sentence, the null document included.
-      max_spans: maximum number of held-out sentences; 0 for none.
-      require_spans: whether a task without a validation split is an error.
-
-    Raises:
-      BadInputError: there are no such questions, or the validation split is missing and
-        required.
+    The probe's queries are the first of `examples`, which are trained on.
     """
     config, lengths = stage.config, stage.config.models.lengths
     rows = np.arange(min(NUM_QUERIES, len(examples)))
@@ -172,16 +140,9 @@ def held_out_spans(
     max_spans: int,
     is_required: bool,
 ) -> HeldOutSpans | None:
-    """Returns masked sentences of a task's validation split, or None without one.
+    """Returns held-out sentences; None without such a split, unless it is required.
 
-    Args:
-      stage: the stage, with its models.
-      num_candidates: documents per sentence, the null document included.
-      max_spans: maximum number of sentences.
-      is_required: whether a task without a validation split is an error.
-
-    Raises:
-      BadInputError: it is, and there is none.
+    `num_candidates` includes the null document.
     """
     config = stage.config
     split = stage.corpus.directory / "examples" / config.task / VALIDATION

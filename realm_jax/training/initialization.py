@@ -85,12 +85,7 @@ Reader = KnowledgeEncoder | SpanReader
 def initial_params(
     retriever: Retriever, reader: Reader, lengths: Lengths, seed: int
 ) -> tuple[PyTree, PyTree]:
-    """Draws random parameters.
-
-    Returns:
-      Parameters {"retriever": ..., "reader": ...} and, as a tree of the same structure,
-      the logical axes with which they were created.
-    """
+    """Draws {"retriever": ..., "reader": ...}; returns them and their logical axes."""
     retriever_key, reader_key = jax.random.split(jax.random.key(seed))
     document, joined = (
         jnp.zeros((1, 1, length), jnp.int32)
@@ -115,10 +110,7 @@ def initial_params(
 
 
 def _rolled(bert: BertConfig) -> BertConfig:
-    """Returns the same encoder with a scan that is not unrolled.
-
-    The parameters are the same, and their initialization compiles in half the time.
-    """
+    """Returns the same encoder, not unrolled, which compiles in half the time."""
     return dataclasses.replace(bert, scan_unroll=1)
 
 
@@ -129,25 +121,14 @@ def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
 
 
 def model_directories(source: str) -> tuple[str, ...]:
-    """Returns the model directory that WARM_START names; empty if it names weights.
-
-    Args:
-      source: as `warm_start_params` takes it.
-    """
+    """Returns the model directory that WARM_START names; empty if it names weights."""
     if not source or weights_file(source) is not None:
         return ()
     return (source,)
 
 
 def recorded_activation(source: str) -> str | None:
-    """Returns the activation of the encoders in a source; None if it does not say.
-
-    Args:
-      source: as `warm_start_params` takes it; nothing need be there.
-
-    Raises:
-      BadInputError: weights have a `config.json` that is not that of a BERT.
-    """
+    """Returns the activation of a source's encoders; None if nothing there says it."""
     if not source:
         return None
     if weights_file(source) is not None:
@@ -172,22 +153,10 @@ def warm_start_params(
     A source is either a folder with `model.safetensors` and `config.json`, whose BERT
     is loaded into every tower and the reader, and whose masked-LM head, if any, into a
     knowledge encoder's; or the model directory of an earlier stage, whose parameters
-    are taken wherever this stage has them too.
+    are taken wherever this stage has them too. `source` is that of each model without a
+    source of its own; "" keeps the random parameters.
 
-    Args:
-      params: random parameters of this stage's models.
-      source: source of each model without a source of its own; "" keeps the random
-        parameters.
-      config: this stage's towers.
-      vocabulary: vocabulary of this stage's corpus.
-      retriever_source: source of the retriever alone, or "".
-      reader_source: source of the reader alone, or "".
-      checkpoint: which checkpoint of an earlier stage is used.
-
-    Raises:
-      BadInputError: the source has no parameters, or those of another shape, kind of
-        model or vocabulary; or the best checkpoint is asked for, and none was measured.
-        The message names the macro of the source and the models it is for.
+    An error names the macro of the source and the models it is for.
     """
     own = {"retriever": retriever_source, "reader": reader_source}
     models_of: dict[tuple[str, str], list[str]] = {}
@@ -264,7 +233,6 @@ def _with_weights(
 
 
 def _with_dense(towers: PyTree, folder: pathlib.Path) -> PyTree:
-    """Copies the dense layer of a sentence encoder into every tower."""
     found = load_dense(read_sentence_encoder(str(folder)))
     for tower in towers.values():
         expected, received = tower["dense"]["kernel"].shape, found["kernel"].shape
@@ -328,15 +296,9 @@ def described_models(
 ) -> ModelFactory:
     """Returns models of the sizes that `describe` recorded; its inverse.
 
-    Args:
-      described: from `describe`. Settings that it omits, which are those of training
-        and of numerics, have their defaults.
-      lengths: padded lengths.
-      **numerics: `dtype` and `products` of `BertConfig`.
-
-    Raises:
-      BadInputError: the encoder is of a kind that is not registered here.
-      TypeError: a setting is missing, or unknown to this version.
+    Settings that it omits, which are those of training and of numerics, have their
+    defaults, or are `dtype` and `products` of `numerics`. A setting that is missing, or
+    unknown to this version, is a TypeError.
     """
     towers = dict(described)
     recorded = {**towers.pop("bert"), **numerics}

@@ -43,12 +43,7 @@ class Lease:
     def __init__(self, store: Store, stale_seconds: float = _STALE_SECONDS):
         """Takes the lease, at once where its last holder has ended on this machine.
 
-        Args:
-          store: the model directory.
-          stale_seconds: how long a holder may be silent, in seconds.
-
-        Raises:
-          BadInputError: another trainer is at work in this directory.
+        Elsewhere a holder may be silent for `stale_seconds`.
         """
         self._store = store
         self._released = threading.Event()
@@ -65,13 +60,9 @@ class Lease:
             self._thread.start()
 
     def require_held(self) -> None:
-        """Requires that no other trainer has taken the lease over.
+        """Requires that no other trainer has taken the lease over from a suspended job.
 
-        It lists a folder and reads a small file. The first process calls it for all,
-        such as by `multihost.run_on_primary`.
-
-        Raises:
-          BadInputError: one has, for this job was suspended for too long.
+        It lists a folder and reads a small file. The first process calls it for all.
         """
         if not self.is_held():
             newest = self._newest()
@@ -84,11 +75,8 @@ class Lease:
     def is_held(self, *, lately: bool = False) -> bool:
         """Returns whether no other trainer has taken the lease over.
 
-        The first process calls it.
-
-        Args:
-          lately: whether a sign of life of the last seconds answers, which costs no
-            request. Nobody takes a lease over so soon after one.
+        The first process calls it. With `lately` a sign of life of the last seconds
+        answers, which costs no request: nobody takes a lease over so soon after one.
         """
         if lately and _now() - self._last_held < 2 * _BEAT_SECONDS:
             return True
@@ -142,18 +130,15 @@ class Lease:
         return pid == os.getpid() or not (isinstance(pid, int) and _is_alive(pid))
 
     def _require_silence(self, number: int, stale_seconds: float) -> None:
-        """Watches a lease until it is stale, or released.
-
-        Raises:
-          BadInputError: its holder gives a sign of life.
-        """
-        seen, deadline = self._last_beat(number), time.monotonic() + stale_seconds
+        """Watches a lease until it is stale or released; a sign of life is refused."""
+        seen = self._read(_beat_name(number))
+        deadline = time.monotonic() + stale_seconds
         _log.info("waiting for %s to end, or to be silent", self._holder(number))
         while time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             if self._newest() != number or self._is_over(number):
                 return
-            if self._last_beat(number) != seen:
+            if self._read(_beat_name(number)) != seen:
                 raise BadInputError(
                     f"expected no other trainer in {self._store.url()}, but "
                     f"{self._holder(number)} is at work there; wait for its end, stop "
@@ -192,9 +177,6 @@ class Lease:
         self._store.write(
             _beat_name(self._number), json.dumps({"beat": count}).encode()
         )
-
-    def _last_beat(self, number: int) -> dict[str, Any] | None:
-        return self._read(_beat_name(number))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """Returns a JSON object; None if it is absent, `_DAMAGED` if it is damaged."""

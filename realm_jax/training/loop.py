@@ -47,19 +47,9 @@ def train_loop(
                 loop.log()
                 loop.save_if_due()
 
-    Within, a `StoppedError` ends training as `stop` does: embedding, or waiting for an
-    index, may take longer than all of training.
-
-    Args:
-      stage: the stage, of which `state` and `step` change.
-      loss: the loss to minimise.
-      report: shows progress.
-      stop: ends training between two updates.
-      details: what checkpoints hold beyond the details of every stage.
-
-    Raises:
-      BadInputError: an update was not finite; it is in no checkpoint. Or another
-        trainer has taken over.
+    `details` are what checkpoints hold beyond the details of every stage. Within, a
+    `StoppedError` ends training as `stop` does: embedding, or waiting for an index, may
+    take longer than all of training. An update that was not finite is in no checkpoint.
     """
     stage.begin()
     with (
@@ -123,11 +113,7 @@ class Loop:
                 self._watchdog(stage.step)
 
     def update(self, inputs: Any) -> None:
-        """Hands one update of the state over to the devices.
-
-        Args:
-          inputs: host arrays of this process, as made of `Stage.batch`.
-        """
+        """Hands an update over to the devices, with inputs as made of `Stage.batch`."""
         stage = self._stage
         inputs = placement.place_batch(stage.mesh, inputs)
         self._accounting.see(stage.state, inputs)
@@ -142,14 +128,10 @@ class Loop:
     def log(
         self, values: Callable[[], Mapping[str, float]] = dict, now: bool = False
     ) -> None:
-        """Writes a line of metrics if one is due; else shows how far training is.
+        """Writes a line of metrics if one is due, or `now`; else shows the progress.
 
-        Args:
-          values: returns further values of the line, such as the age of the index.
-          now: whether a line is due, whatever the step.
-
-        Raises:
-          BadInputError: an update since the last line was not finite; it has its line.
+        `values` returns further values of the line, such as the age of the index. An
+        update since the last line that was not finite has its line, and ends training.
         """
         stage, step = self._stage, self._stage.step
         if not now and not self._metrics.is_due(step):
@@ -174,9 +156,10 @@ class Loop:
 
 
 class MetricsLog:
-    """Accumulates metrics, and writes them every so many steps.
+    """Accumulates metrics, and writes them every so many steps, and at the last.
 
-    Shows how many updates are finished: the devices may still be at the last two.
+    Shows how many updates are finished: the devices may still be at the last two. No
+    process but the first has files.
     """
 
     def __init__(
@@ -188,15 +171,6 @@ class MetricsLog:
         every: int,
         total_steps: int,
     ):
-        """Starts the time of the first line.
-
-        Args:
-          files: files to write to; none in any process but the first.
-          report: shows progress.
-          accounting: accounts for the time since the last line.
-          every: steps between two lines; one is also due at the last step.
-          total_steps: total number of updates.
-        """
         self._files = files
         self._report = report
         self._accounting = accounting
@@ -241,23 +215,20 @@ class MetricsLog:
         )
 
 
-@contextlib.contextmanager
-def _profiler(stage: Stage[Any]) -> Iterator[Profiler | None]:
+def _profiler(
+    stage: Stage[Any],
+) -> contextlib.AbstractContextManager[Profiler | None]:
     config = stage.config
     if not config.profile or stage.is_done:
-        yield None
-        return
+        return contextlib.nullcontext()
     steps = stage.step, config.train_steps
-    with Profiler(stage.model_store, stage.name, *steps, stage.stopwatch) as profiler:
-        yield profiler
+    return Profiler(stage.model_store, stage.name, *steps, stage.stopwatch)
 
 
-@contextlib.contextmanager
-def _watchdog(stage: Stage[Any]) -> Iterator[Watchdog | None]:
+def _watchdog(
+    stage: Stage[Any],
+) -> contextlib.AbstractContextManager[Watchdog | None]:
     shortest = stage.config.stall_seconds
     if shortest is None or stage.is_done:
-        yield None
-        return
-    of_stage = stage.model_store, stage.stopwatch, stage.step
-    with Watchdog(*of_stage, shortest) as watchdog:
-        yield watchdog
+        return contextlib.nullcontext()
+    return Watchdog(stage.model_store, stage.stopwatch, stage.step, shortest)

@@ -36,7 +36,6 @@ class MaskedSpans:
     """A model's predictions of masked spans, row by row.
 
     Attributes:
-      batch: the masked sentences.
       block_ids: the documents that were read; -1 is the null document.
       correct: 1.0 where every masked wordpiece is predicted right, over all documents.
       null_correct: the same given the null document alone.
@@ -85,7 +84,10 @@ class MaskedSpans:
 
 
 class HeldOutSpans:
-    """A fixed set of masked sentences, predicted repeatedly."""
+    """A fixed set of masked sentences, evenly spread, predicted repeatedly.
+
+    `num_candidates` includes the null document. Batches are split over the mesh.
+    """
 
     def __init__(
         self,
@@ -99,18 +101,6 @@ class HeldOutSpans:
         max_examples: int,
         mesh: Mesh | None = None,
     ):
-        """Prepares to predict the spans, computing nothing yet.
-
-        Args:
-          retriever: the towers.
-          reader: the knowledge-augmented encoder.
-          corpus: the blocks.
-          examples: masked sentences.
-          num_candidates: documents per sentence, the null document included.
-          lengths: padded lengths.
-          max_examples: maximum number of sentences, which are evenly spread.
-          mesh: mesh over which batches are split; None for one device.
-        """
         self._mesh = mesh
         self._corpus = corpus
         self._examples = examples
@@ -126,10 +116,6 @@ class HeldOutSpans:
 
         The prediction of a wordpiece is argmax_v sum_z p(z|x) p(v|z,x), the mixture
         that the model is trained on; given the null document, argmax_v p(v|null,x).
-
-        Args:
-          params: {"retriever": ..., "reader": ...}.
-          searcher: the index.
         """
         rows = [self._fill_batch(params, searcher, batch) for batch in self._batches()]
         parts = jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows)
@@ -191,10 +177,7 @@ def _guess(
     inputs: PretrainInputs,
     log_retrieval: Array,
 ) -> tuple[Array, Array]:
-    """Returns the best wordpieces, over all documents and given the null document.
-
-    Both are of shape [batch, mask].
-    """
+    """Returns the best wordpieces [batch, mask]: over all documents, given the null."""
     candidates: Candidates = inputs.candidates
     logits = reader.apply(
         {"params": params["reader"]},

@@ -29,17 +29,7 @@ def run_model(
     microbatches: int = 1,
     **options: Any,
 ) -> Any:
-    """Runs a model on a batch.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      *inputs: arrays with a leading axis of the batch.
-      key: dropout key; None disables dropout.
-      method: method of the model; None is `__call__`.
-      microbatches: parts of the batch that are computed one after the other.
-      **options: further arguments of the method, the same for all parts.
-    """
+    """Runs a method of a model on arrays of a batch; no key means no dropout."""
 
     def run(key: jax.Array | None, *inputs: Array) -> Any:
         return model.apply(

@@ -108,17 +108,12 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
 def make_optimizer(
     config: OptimizerConfig, frozen: tuple[str, ...] = ()
 ) -> optax.GradientTransformation:
-    """Builds the update rule.
+    """Builds the update rule for parameters with one top-level subtree per model.
 
-    Args:
-      config: rates and bounds.
-      frozen: parameter paths, such as "retriever/document_tower"; parameters at and
-        below them get no update, no moments and no share in the clipped norm.
-
-    Returns:
-      The update rule for parameters with one top-level subtree per model. The tree
-      structure of its state does not depend on `clip` and `retriever_rate`, so a
-      checkpoint can be restored under any of them.
+    Parameters at and below `frozen` paths, such as "retriever/document_tower", get no
+    update, no moments and no share in the clipped norm. The tree structure of the state
+    does not depend on `clip` and `retriever_rate`, so a checkpoint can be restored
+    under any of them.
     """
     clip = optax.clip_by_global_norm(config.clip_norm)
     if config.clip == "per_model":
@@ -145,8 +140,6 @@ def make_optimizer(
 def _for_each_model(
     stateless: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Applies a stateless transformation to each model separately."""
-
     def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         del params
         models: dict[str, Any] = updates  # pyright: ignore[reportAssignmentType]
@@ -198,11 +191,7 @@ def stop_gradient(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
 
 
 def _label(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
-    """Returns "frozen" for parameters at and below frozen paths, else "trained".
-
-    Raises:
-      BadInputError: there is no parameter at or below one of the paths.
-    """
+    """Returns "frozen" for parameters at and below frozen paths, else "trained"."""
     _require_paths(params, frozen)
     return _map_paths(
         params,

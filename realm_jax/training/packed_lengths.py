@@ -25,16 +25,9 @@ def choose_packed_lengths(
 ) -> PackedLengths | None:
     """Returns the lengths that save the most work; None if packing saves little.
 
-    Batches of random blocks and queries are drawn. A longer row fits more of them, and
-    a batch that does not fit is not packed (`packed_updates.py`).
-
-    Args:
-      corpus: the blocks.
-      query_ids: [example, query], sentences or questions, 0 where padded.
-      lengths: lengths of unpacked rows.
-      num_documents: documents that are packed together: those of a microbatch on one
-        device; 0 if none are embedded.
-      num_joined: likewise, those that are read.
+    Batches of random blocks and queries, [example, query], are drawn. A longer row fits
+    more of them, and a batch that does not fit is not packed (`packed_updates.py`). A
+    microbatch on one device embeds `num_documents`, perhaps 0, and reads `num_joined`.
     """
     random = np.random.default_rng(0)
     blocks = random.integers(corpus.num_blocks, size=_SAMPLED)

@@ -27,12 +27,7 @@ Auxiliary = TypeVar("Auxiliary")
 
 @dataclasses.dataclass(frozen=True)
 class PackedLengths:
-    """Wordpieces of a row that two sequences share; None for a row for each.
-
-    Attributes:
-      document: of the embedder's rows.
-      joined: of the reader's rows.
-    """
+    """Wordpieces of a row that two sequences share; None for a row for each."""
 
     document: int | None = None
     joined: int | None = None
@@ -60,20 +55,10 @@ def compute_packed(
 ) -> tuple[Array, Auxiliary, Means]:
     """Computes a loss with packed rows if all its sequences fit, else without packing.
 
-    Only the scalar has a gradient, and only with respect to `params`.
-
-    Args:
-      compute: the loss.
-      lengths: lengths of packed rows; None never packs, and compiles one program.
-      sequences: returns the sequences that lengths of rows would pack.
-      microbatches: parts of the batch that are packed by themselves.
-      params: parameters.
-      inputs: inputs of the step.
-      key: random key.
-
-    Returns:
-      The scalar, what is beside it, and the metric `packed`: the share of updates that
-      packed. There is no metric without lengths.
+    Only the scalar has a gradient, and only with respect to `params`. The sequences of
+    each microbatch are packed by themselves. Returns the scalar, what is beside it, and
+    the metric `packed`, the share of updates that packed; without lengths there is
+    none, and one program is compiled.
     """
     if lengths is None:
         loss, auxiliary = compute(UNPACKED, params, inputs, key)
@@ -84,7 +69,6 @@ def compute_packed(
 
 
 def _all_fit(sequences: Sequences, microbatches: int) -> Bool[Array, ""]:
-    """Returns whether the sequences of every microbatch can be packed."""
     found = jnp.array(True)
     for ids, length in sequences:
         if length is not None:

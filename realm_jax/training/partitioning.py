@@ -52,12 +52,7 @@ class MeshConfig:
         )
 
     def shape(self, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
-        """Returns the devices along each axis.
-
-        Raises:
-          BadInputError: they do not multiply to the number of devices, or an axis other
-            than `data` would span slices.
-        """
+        """Returns the devices along each axis, of which `data` alone spans slices."""
         inner = self.fsdp * self.model
         data = num_devices // inner if self.data == -1 else self.data
         shape = (data, self.fsdp, self.model)
@@ -80,15 +75,7 @@ AXIS_TYPES = (AxisType.Auto,) * len(axes.MESH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Arranges devices in a mesh: neighbours along `model`, slices along `data`.
-
-    Args:
-      config: devices along each axis.
-      devices: the devices; None for all of the job.
-
-    Raises:
-      BadInputError: see `MeshConfig.shape`.
-    """
+    """Arranges devices in a mesh: neighbours along `model`, slices along `data`."""
     devices = jax.devices() if devices is None else devices
     said = len({getattr(device, "slice_index", 0) for device in devices})
     num_slices = config.slices or said
@@ -116,13 +103,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
     """Requires that the mesh splits every axis of an encoder's parameters evenly.
 
-    Args:
-      mesh: the mesh, of devices or of shapes only.
-      bert: the encoder of towers and reader.
-
-    Raises:
-      BadInputError: it does not; JAX would refuse to place a parameter, without a word
-        about the configuration.
+    JAX would refuse to place a parameter, without a word about the configuration.
     """
     sizes = {
         "embed": ("hidden_size", bert.hidden_size),
@@ -140,15 +121,7 @@ def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
 
 
 def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
-    """Returns the sharding of each parameter, from its logical axes.
-
-    Args:
-      mesh: the mesh.
-      params_axes: the `params_axes` collection that `init` returns beside `params`.
-
-    Returns:
-      A tree of `NamedSharding`, of the structure of the parameters.
-    """
+    """Returns the sharding of each parameter, from `init`'s `params_axes`."""
     names = flax.core.unfreeze(flax_partitioning.get_axis_names(params_axes))
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, axes.partition_spec(*spec)),

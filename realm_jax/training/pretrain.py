@@ -36,7 +36,6 @@ from realm_jax.training.candidate_search import (
     DeviceSearch,
     RetrievingInputs,
     RetrievingLoss,
-    StepInputs,
 )
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
@@ -173,11 +172,7 @@ class PretrainConfig(StageConfig):
             )
 
     def _require_exact_index(self) -> None:
-        """Requires a frozen document tower, and an index that steps can read.
-
-        The index of a tower that trains is stale, and that of a host searcher is not
-        available to the step.
-        """
+        """Requires an index that steps can read, of a tower that does not train."""
         if not self.embeddings_from_index:
             return
         if not {"retriever", "retriever/document_tower"} & set(self.frozen):
@@ -201,10 +196,7 @@ class PretrainConfig(StageConfig):
 
     @property
     def requires_held_out(self) -> bool:
-        """True if a task without a validation split is refused.
-
-        It is if a number of sentences was set explicitly.
-        """
+        """True if the number of held-out sentences was set, so that they must exist."""
         return self.held_out_examples not in (0, PretrainConfig.held_out_examples)
 
     @property
@@ -241,7 +233,6 @@ def run(
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
-      BadInputError: as `Stage`, or no index is available.
       NotReadyError: the index builder has not made one in time.
     """
     stage = Stage(
@@ -279,10 +270,7 @@ def make_loss(
     mesh: Mesh,
     packing: PackedLengths | None = None,
 ) -> Loss:
-    """Returns the loss that a run minimises.
-
-    It searches, if the step does, and renews the index, if the state holds it.
-    """
+    """Returns the loss of a run, which searches and renews the index if steps do."""
     loss = PretrainLoss(
         retriever,
         reader,
@@ -369,7 +357,7 @@ class _Pretraining:
         layout = DocumentLayout.of(lengths, stage.corpus.vocabulary)
         of_models = (stage.retriever, stage.reader)
         self._loss = make_loss(config, *of_models, layout, stage.mesh, packing)
-        self._find_candidates: StepInputs = (
+        self._find_candidates: DeviceSearch | HostSearch = (
             DeviceSearch(stage.corpus, layout, stage.mesh, config.own_block)
             if config.searcher == "device"
             else HostSearch(
@@ -404,11 +392,7 @@ class _Pretraining:
 
         A retriever is published before the update after its step, so that a snapshot
         holds exactly the parameters that its step names, and an index is swapped before
-        it is searched.
-
-        Raises:
-          BadInputError: an update was not finite, or another trainer has taken over.
-          NotReadyError: no index came that is fresh enough; the state is saved.
+        it is searched. If none came that is fresh enough, the state is saved.
         """
         stage, refresher = self._stage, self._refresher
         self._begin()
@@ -455,7 +439,7 @@ class _Pretraining:
         else:
             refresher.start(stage.step, retriever, saved)
             self._put_into_state(refresher.index)
-        self._metrics.record_first(stage.step, retriever, refresher.index.searcher)
+        self._metrics.record_recall(stage.step, retriever, refresher.index.searcher)
 
     @property
     def _resumed_index(self) -> int | None:
@@ -464,12 +448,7 @@ class _Pretraining:
         return None if details is None else details["index_step"]
 
     def _refresh(self, done: int) -> bool:
-        """Gets the index of the next update; returns whether it replaces another.
-
-        Raises:
-          StoppedError: no index is available that is fresh enough.
-          BadInputError: parameters that would be published or measured are not finite.
-        """
+        """Gets the index of the next update; returns whether it replaces another."""
         stage, refresher = self._stage, self._refresher
         retriever = stage.state.params["retriever"]
         if refresher.is_due(done):
@@ -501,7 +480,6 @@ class _Pretraining:
         )
 
     def _searcher(self) -> Searcher:
-        """Returns a searcher of the index in use."""
         table = self._stage.state.index
         if table is None:
             return self._refresher.index.searcher
@@ -514,7 +492,6 @@ class _Pretraining:
             self._metrics.record_renewal(done, retriever, self._searcher())
 
     def _held_out_utility(self) -> float | None:
-        """Measures the state on held-out sentences; None if there are none."""
         stage = self._stage
         stage.require_finite(stage.state.params)
         with stage.stopwatch.part(Part.SWAP):

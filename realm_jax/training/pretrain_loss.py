@@ -30,13 +30,9 @@ from realm_jax.types import Array, Candidates, PretrainBatch
 
 @flax.struct.dataclass
 class PretrainInputs:
-    """A REALM step's inputs: masked sentences and the documents found for them.
+    """Masked sentences and the documents found for them.
 
-    Attributes:
-      batch: the masked sentences.
-      candidates: the documents found for them.
-      embeddings: embeddings of the candidates, if the index has them and they do not
-        change; None to compute them in the step.
+    Embeddings of these are None where the step computes them.
     """
 
     batch: PretrainBatch
@@ -51,17 +47,8 @@ class PretrainLoss(Loss):
     Queries and all candidates are embedded in the step, with live parameters, so that
     gradients reach both towers; the index only chose the candidates. With a frozen
     document tower, embeddings of the candidates may be passed in. Metrics beside the
-    loss are over the candidates of a sentence, whatever the normalisation.
-
-    Attributes:
-      retriever: embeds queries and documents.
-      reader: predicts masked wordpieces.
-      marginalization: over which documents are summed.
-      normalization: of p(z|x) in the loss.
-      microbatches: see `model_calls.py`.
-      packing: lengths of rows that two candidates share, where all fit; None to pack
-        none. The null document is never packed.
-      objective: what is minimised; -log p(y|x), marginalised over the candidates.
+    loss are over the candidates of a sentence, whatever the normalisation. The null
+    document is never packed.
     """
 
     retriever: Retriever
@@ -227,20 +214,10 @@ class PretrainLoss(Loss):
         null_length: int,
         packed_length: int | None,
     ) -> Array:
-        """Runs a model on all candidates, [batch, candidate, ...].
+        """Runs a model on all candidates, of shape [batch, candidate, length].
 
         The null document is short: at the length of the others it would cost as much as
         they do, an eighth of an update with eight candidates.
-
-        Args:
-          model: retriever or reader.
-          params: its parameters.
-          sequences: wordpieces and segments, [batch, candidate, length].
-          *inputs: further inputs, the same for all candidates.
-          method: method of the model.
-          key: dropout key, or None.
-          null_length: wordpieces of the null document's sequence, at most.
-          packed_length: wordpieces of a row that two of the others share, or None.
         """
         null, others = split_key(key, 2)
         parts = (

@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles a few steps; a context manager around the loop."""
+    """Profiles steps 11 to 20 of a loop, or the last ones; a context manager."""
 
     def __init__(
         self,
@@ -37,15 +37,6 @@ class Profiler:
         total_steps: int,
         stopwatch: Stopwatch,
     ):
-        """Chooses the steps: the eleventh to the twentieth, or the last available.
-
-        Args:
-          store: the model directory.
-          stage: name of the stage.
-          first_step: number of updates done before.
-          total_steps: total number of updates.
-          stopwatch: stopwatch of the training thread.
-        """
         left = total_steps - first_step
         count = min(NUM_STEPS, max(left - 1, 1))
         self._begin = first_step + min(_SKIPPED_STEPS, left - count)

@@ -49,18 +49,6 @@ def fit_projection(
     The document tower's features of `NUM_SAMPLED` blocks, evenly spread over the
     corpus, are centred and projected to the directions in which they vary most
     (Hotelling 1933). The result depends on parameters and corpus alone.
-
-    Args:
-      retriever: parameters, with the encoder to use.
-      config: configuration of the retriever.
-      corpus: the blocks.
-      embed: lengths and sizes.
-
-    Returns:
-      The parameters with their projections replaced.
-
-    Raises:
-      BadInputError: the encoder has fewer features than the projection.
     """
     if config.projection_size > config.features:
         raise BadInputError(
@@ -116,12 +104,7 @@ def document_features(
 def unprojected(
     tower: PyTree, config: RetrieverConfig
 ) -> tuple[RetrieverConfig, PyTree]:
-    """Returns the retriever whose embeddings are the features of an encoder.
-
-    Args:
-      tower: parameters of a tower.
-      config: a retriever with such towers.
-    """
+    """Returns the retriever whose embeddings are the features of a tower's encoder."""
     plain = dataclasses.replace(
         config,
         projection_size=config.features,

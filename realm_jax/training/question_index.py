@@ -38,9 +38,8 @@ _WAIT_SECONDS = 3600.0
 class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     """The index of the retriever that a run begins with, searched to the end.
 
-    Attributes:
-      tokens: the wordpieces of the corpus on the devices, where updates renew the
-        index; None elsewhere.
+    `trained` is as in `IndexSource.open_first`. `tokens` are the wordpieces of the
+    corpus on the devices, where updates renew the index.
     """
 
     tokens: TokenTable | None = None
@@ -54,14 +53,6 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
         stop: threading.Event,
         trained: str = "",
     ):
-        """Prepares the index; `open` loads or builds it.
-
-        Args:
-          stage: the run, with its initial state.
-          source: loads and builds its indexes.
-          stop: ends embedding.
-          trained: as in `IndexSource.open_first`.
-        """
         self._stage = stage
         self._source = dataclasses.replace(source, keeps_rows=self._keeps_rows)
         self._stop = stop
@@ -77,23 +68,13 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     def embeddings_of(
         self, block_ids: Int[np.ndarray, "batch neighbour"]
     ) -> Float[Array, "batch neighbour projection"]:
-        """Returns the index's embeddings of this process's part of a batch.
-
-        Args:
-          block_ids: ids of blocks; of -1 any row is returned.
-        """
+        """Returns embeddings for this process's part of a batch; any for id -1."""
         rows = self.current.rows
         assert rows is not None
         return rows[np.maximum(block_ids, 0)]
 
     def open(self) -> None:
-        """Gets the index of the first update.
-
-        Raises:
-          BadInputError: it is missing and cannot be made again.
-          StoppedError: stopped while the corpus was being embedded.
-          NotReadyError: the index builder has not made one in time.
-        """
+        """Gets the first index; StoppedError or NotReadyError if there is none."""
         self._index = self._source.open_first(
             self._stage.state.params["retriever"],
             self._stop,
@@ -102,12 +83,7 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
         )
 
     def refresh(self) -> None:
-        """Publishes or embeds, if it is time, and takes a newer index.
-
-        Raises:
-          StoppedError: stopped while the corpus was being embedded.
-          BadInputError: the parameters are not finite.
-        """
+        """Publishes or embeds, if it is time, and takes a newer index."""
 
     def metrics(self) -> Mapping[str, float]:
         """Returns version and age of a refreshed index, as metrics."""
@@ -138,15 +114,7 @@ class RefreshedIndex(FrozenIndex):
         mode: RefreshMode,
         period: int,
     ):
-        """Prepares the index, and sends the trainer's heartbeat from here on.
-
-        Args:
-          stage: the run, with its initial state.
-          source: loads and builds its indexes.
-          stop: ends embedding and waiting.
-          mode: who embeds.
-          period: updates between two refreshes.
-        """
+        """Prepares the index, and sends the trainer's heartbeat from here on."""
         super().__init__(stage, source, stop)
         self._run = stage
         self._client = IndexClient(
@@ -201,7 +169,6 @@ class RefreshedIndex(FrozenIndex):
         self._client.finish(run.step, run.state.params["retriever"])
 
     def __exit__(self, *error: Any) -> None:
-        """Sends the last heartbeat."""
         self._client.__exit__(*error)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax.data.answer_spans import answer_starts
-from realm_jax.index.candidates import TokenStore, find_trivial, restore_queries
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.candidates import find_trivial, restore_queries
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
 # Separates this random stream from that which shuffles examples with the same key.
@@ -21,10 +22,7 @@ _STREAM = 1
 class DocumentKind(enum.Enum):
     """Kind of document with which a masked sentence is joined.
 
-    Attributes:
-      OWN: the block that the sentence was taken from.
-      NULL: the null document.
-      RETRIEVED: a block that the retriever found; see `choose_retrieved`.
+    OWN is the block that it was taken from, RETRIEVED as in `choose_retrieved`.
     """
 
     OWN = "own"
@@ -39,19 +37,10 @@ KINDS = tuple(DocumentKind)
 def draw_kinds(
     shares: Sequence[float], seed: int, step: int, batch_size: int
 ) -> Int[np.ndarray, " batch"]:
-    """Returns the kind of document with which each row of a batch is joined.
+    """Returns the kind of document of each row of a batch, as an index into `KINDS`.
 
     The kind of a row is a function of the shares, the seed, the step and the row alone,
-    so that a resumed run and every process of a job draw the same.
-
-    Args:
-      shares: the probability of each of `KINDS`; they sum to 1.
-      seed: seed of the run, not negative.
-      step: number of updates done.
-      batch_size: number of rows over all processes.
-
-    Returns:
-      int32 indices into `KINDS`.
+    so that a resumed run and every process of a job draw the same. The shares sum to 1.
     """
     # Raw bits, which NumPy guarantees to keep from version to version.
     bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
@@ -63,7 +52,7 @@ def draw_kinds(
 
 
 def choose_retrieved(
-    store: TokenStore,
+    store: BlockStore,
     neighbours: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
@@ -71,22 +60,18 @@ def choose_retrieved(
 ) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
     """Returns the retrieved block with which each masked sentence is read.
 
-    It is the best block that contains the answer, or else the best one. The answer is
-    the first run of scored wordpieces: the span, and of several spans that are masked
-    together the one that was drawn. Trivial blocks (`find_trivial`) are never chosen.
+    It is the best block that contains the answer, or else the best one, never a trivial
+    one (`find_trivial`); -1, the null document, where all neighbours are trivial.
+    Beside it stands whether it contains the answer: the first run of scored wordpieces,
+    which is the span, and of several spans that are masked together the one that was
+    drawn.
 
     Args:
-      store: the blocks.
       neighbours: block ids, best first; -1 where none was found.
-      batch: the masked sentences; at least one.
       joined_length: length of the reader's input, in wordpieces. An answer counts only
         in the part of a body that the reader sees.
       continues_word: for each wordpiece, whether no word ends before it
         (`data.words.continues_word`); an answer does not end there either.
-
-    Returns:
-      Block ids, -1 (the null document) where all neighbours are trivial; and whether
-      the block contains the answer.
     """
     trivial = find_trivial(
         store,
@@ -106,7 +91,7 @@ def choose_retrieved(
 
 
 def holds_answer(
-    store: TokenStore,
+    store: BlockStore,
     block_ids: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
@@ -114,8 +99,7 @@ def holds_answer(
 ) -> Bool[np.ndarray, "batch neighbour"]:
     """Returns whether the part of each body that is read contains the answer.
 
-    See `choose_retrieved` for the arguments and the definition of the answer. The null
-    document and empty slots (-1) contain none.
+    See `choose_retrieved`. The null document and empty slots (-1) contain none.
     """
     bodies = store.body_ids(block_ids, joined_length)
     # The body stands between the query and the last [SEP].
@@ -126,17 +110,10 @@ def holds_answer(
 
 
 def masked_answers(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"]:
-    """Returns the wordpieces of each run of scored masks, in order.
+    """Returns the wordpieces of each run of scored masks, in order, 0 where unused.
 
     The first is the span that was drawn; others are masked together with it. Adjacent
     spans are one run.
-
-    Args:
-      batch: the masked sentences.
-
-    Returns:
-      Wordpiece ids, 0 where unused; as many runs and pieces as a row has masks, which
-      is the maximum.
     """
     scored = np.asarray(batch.mask_weights) > 0
     positions = np.asarray(batch.mask_positions)

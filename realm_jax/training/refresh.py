@@ -41,10 +41,7 @@ class RefreshMode(enum.Enum):
 
 
 def blocking_rebuilds(mode: RefreshMode, train_steps: int, period: int) -> float:
-    """Returns how often training waits while the whole corpus is embedded.
-
-    Once where only the first index is made that way.
-    """
+    """Returns how often training waits while the whole corpus is embedded."""
     often = {RefreshMode.ASYNC: 0.0, RefreshMode.BLOCKING: train_steps / period}
     return often.get(mode, 1.0)
 
@@ -59,12 +56,7 @@ class WhenStale(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StalenessBound:
-    """The maximum age of an index.
-
-    Attributes:
-      max_steps: updates since its encoder was published; None for any age.
-      action: what to do when the age is reached.
-    """
+    """The maximum age of an index, in updates, and what to do beyond it."""
 
     max_steps: int | None = None
     action: WhenStale = WhenStale.WAIT
@@ -104,12 +96,10 @@ class Slices:
 class Refresher:
     """Provides the index that each step searches.
 
-    Attributes:
-      num_swaps: number of times the index was replaced during training.
-      swap_seconds: how long the last replacement delayed the next update, in seconds,
-        without what is measured of it.
-      failure: why training was stopped for lack of a fresh index; to be raised after
-        the state is saved.
+    `slices` are what determines the slices of `rolling`, the period last.
+    `swap_seconds` is how long the last replacement delayed the next update, without
+    what is measured of it. `failure` is why training was stopped for lack of a fresh
+    index, to be raised after the state is saved.
     """
 
     def __init__(
@@ -122,21 +112,6 @@ class Refresher:
         bound: StalenessBound = ANY_AGE,
         slices: tuple[int, ...] = (),
     ):
-        """Stores the settings; `start` gets the first index.
-
-        Args:
-          mode: how the index is refreshed.
-          period: number of steps between two refreshes.
-          client: access to the model directory.
-          wait_seconds: how long `async` waits for an index while the builder makes no
-            progress, in seconds.
-          bound: maximum age of the index of `async`.
-          slices: what determines the slices of `rolling`, such as the number of
-            devices, the period last.
-
-        Raises:
-          BadInputError: the period is not positive, or exceeds the maximum age.
-        """
         if period < 1:
             raise BadInputError(
                 f"expected a REFRESH_PERIOD of at least 1 step, got {period}; to keep "
@@ -168,18 +143,11 @@ class Refresher:
         return self._index
 
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
-        """Gets the first index, which is never empty.
+        """Gets the first index, which is never empty; NotReadyError if none came.
 
-        Args:
-          step: number of updates done.
-          params: parameters of the retriever.
-          saved: the index version of the checkpoint that was restored, None for a new
-            run. It is loaded again; if it no longer exists, an index of the present
-            parameters is built, with a warning.
-
-        Raises:
-          BadInputError: no index is available.
-          NotReadyError: the builder has not made one in time.
+        `saved` is the version of the checkpoint that was restored, None for a new run.
+        It is loaded again; if it no longer exists, an index of the present parameters
+        is built, with a warning.
         """
         self._client.forget_after(step)
         index = None if saved is None else self._client.load(saved)
@@ -202,10 +170,8 @@ class Refresher:
     def adopt(self, step: int, index: LoadedIndex, saved: Mapping[str, Any]) -> None:
         """Uses the index that a checkpoint held; called instead of `start`.
 
-        Args:
-          step: number of updates done.
-          index: the index; its manifest is of the one that it was made from.
-          saved: the `details` of that checkpoint.
+        `saved` are the checkpoint's details; the manifest is of the one it was made
+        from.
         """
         oldest = index.manifest.step
         found = saved.get(_SLICES)
@@ -259,11 +225,7 @@ class Refresher:
         return self.index
 
     def _keep_fresh(self, step: int) -> None:
-        """Waits, warns or stops if the index has reached its maximum age.
-
-        Raises:
-          StoppedError: training is to end here, because of `failure`.
-        """
+        """Waits, warns or stops if the index has reached its maximum age."""
         bound = self._bound
         while bound.max_steps is not None and self._age(step) >= bound.max_steps:
             age = (

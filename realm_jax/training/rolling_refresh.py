@@ -43,7 +43,6 @@ class Renewal:
       period: updates in which every row is embedded once; None for no rolling.
       write_back: whether the candidates' embeddings replace their rows. They are those
         of training, and so have dropout if the model has it.
-      batch_size: number of documents embedded at once, over all devices.
     """
 
     period: int | None
@@ -53,11 +52,7 @@ class Renewal:
 
 @dataclasses.dataclass(frozen=True)
 class RenewingLoss(RetrievingLoss):
-    """`RetrievingLoss` over an index that the state holds and the updates renew.
-
-    Attributes:
-      renewal: how the index is renewed.
-    """
+    """`RetrievingLoss` over an index that the state holds and the updates renew."""
 
     renewal: Renewal = dataclasses.field(kw_only=True)
 
@@ -92,11 +87,6 @@ class RenewingFinetuneLoss(FinetuneLoss):
     """`FinetuneLoss`, whose updates renew the index that the state holds.
 
     Its inputs are found before the update, in the index that the update before it left.
-
-    Attributes:
-      renewal: how the index is renewed; nothing is written back.
-      layout: lengths and special wordpieces of the documents.
-      mesh: the devices that hold the corpus.
     """
 
     renewal: Renewal = dataclasses.field(kw_only=True)
@@ -127,18 +117,7 @@ def embed_slice(
     params: PyTree,
     step: Int[Array, ""],
 ) -> EmbeddingTable:
-    """Embeds the slice of rows due at this step; each device embeds its own rows.
-
-    Args:
-      retriever: the towers.
-      layout: lengths and special wordpieces of the documents.
-      mesh: the devices of the index.
-      renewal: the period, and the number of rows at a time.
-      index: the index to renew.
-      tokens: the wordpieces of its blocks.
-      params: current parameters of the retriever.
-      step: number of updates done.
-    """
+    """Embeds the slice of rows due at this step; each device embeds its own rows."""
     assert renewal.period is not None
     num_devices, num_local = mesh.size, index.rows.shape[0] // mesh.size
     at_once = max(1, min(renewal.batch_size // num_devices, num_local))
@@ -199,12 +178,8 @@ def write_rows(
 ) -> EmbeddingTable:
     """Replaces the rows of blocks; of repeated blocks the first embedding is used.
 
-    Args:
-      index: the table.
-      block_ids: ids of the blocks; -1 is ignored.
-      embeddings: embeddings of these blocks; one that is not finite is ignored, for an
-        update that is skipped must not leave it in the index.
-      mesh: the devices of the table.
+    Id -1 is ignored, and so is an embedding that is not finite, for an update that is
+    skipped must not leave it in the index.
     """
     ids = block_ids.reshape(-1)
     flat = embeddings.reshape(len(ids), -1)

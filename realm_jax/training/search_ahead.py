@@ -7,7 +7,6 @@ checkpoints, so that a resumed run goes on with the same ones.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -35,14 +34,7 @@ InputsT = TypeVar("InputsT")
 
 @dataclasses.dataclass(frozen=True)
 class _Ahead(Generic[InputsT]):
-    """A search that is running for a later update.
-
-    Attributes:
-      step: number of updates done before that update.
-      index_step: version of the index that is searched.
-      found: the inputs, and the neighbours from which they are made.
-      queries: the embeddings that the search waits for; None if it needs none.
-    """
+    """A search for the update after `step` updates, which waits for `queries`."""
 
     step: int
     index_step: int
@@ -51,7 +43,11 @@ class _Ahead(Generic[InputsT]):
 
 
 class SearchAhead(Generic[BatchT, InputsT]):
-    """Makes the inputs of updates by a search, one update ahead if it may."""
+    """Makes the inputs of updates by a search, one update ahead if it may.
+
+    `gather` makes the inputs of a batch and its neighbours, on the host; searching
+    `ahead`, in a thread, one call at a time.
+    """
 
     def __init__(
         self,
@@ -65,19 +61,6 @@ class SearchAhead(Generic[BatchT, InputsT]):
         ahead: bool,
         stopwatch: Stopwatch,
     ):
-        """Prepares to search, and starts a thread if it searches ahead.
-
-        Args:
-          retriever: configuration of the query tower.
-          query_ids: returns the queries of a batch.
-          gather: makes the inputs of a batch and its neighbours, on the host; called in
-            the thread, by one thread at a time.
-          num_neighbours: number of blocks to find for each query.
-          mesh: mesh over which a batch is split.
-          batch_size: number of examples over all devices.
-          ahead: whether to search for the next update while one is running.
-          stopwatch: stopwatch of the training thread; it records waiting for a search.
-        """
         self._embed_queries = query_embedder(retriever, mesh)
         self._query_ids = query_ids
         self._gather = gather
@@ -95,14 +78,7 @@ class SearchAhead(Generic[BatchT, InputsT]):
         index: LoadedIndex,
         batch_at: Callable[[int], BatchT],
     ) -> InputsT:
-        """Returns the inputs of the next update, and begins those of the one after it.
-
-        Args:
-          step: updates done.
-          retriever: current parameters of the retriever.
-          index: the index to search.
-          batch_at: (updates done) -> this process's batch of the next update.
-        """
+        """Returns the next update's inputs, and begins those of the one after it."""
         inputs = self._found_for(step, index)
         if inputs is None:
             batch = batch_at(step)
@@ -192,14 +168,7 @@ def search_local(
     k: int,
     mesh: Mesh,
 ) -> Neighbours:
-    """Returns the neighbours of this process's rows of a batch, on the host.
-
-    Args:
-      searcher: the index; with "scann" each process searches its own.
-      queries: query embeddings, split over the mesh.
-      k: number of neighbours.
-      mesh: mesh of the queries.
-    """
+    """Returns the neighbours of this process's rows of the queries, on the host."""
     return start_search(searcher, queries, k, mesh)()
 
 
@@ -215,11 +184,6 @@ def start_search(
     searched when the function is called, in any thread.
     """
     if isinstance(searcher, DeviceSearcher):
-        return functools.partial(
-            _fetch_rows, searcher.search(queries, k), local_rows(mesh, len(queries))
-        )
+        found, rows = searcher.search(queries, k), local_rows(mesh, len(queries))
+        return lambda: jax.tree.map(lambda array: array[rows], jax.device_get(found))
     return lambda: searcher.search(multihost.local_rows(queries), k)
-
-
-def _fetch_rows(found: Neighbours, rows: np.ndarray) -> Neighbours:
-    return jax.tree.map(lambda array: array[rows], jax.device_get(found))

@@ -53,16 +53,7 @@ class StageParts(Generic[ReaderT]):
     """The parts of a stage that make its inputs, whatever trains it.
 
     Attributes:
-      config: configuration of the run.
-      corpus: the blocks.
-      model_store: the model directory.
-      retriever_config: size of the towers.
-      retriever: the towers.
-      reader: the stage's reader.
-      state: the current training state.
       details: details of the checkpoint that was restored, None for a new run.
-      mesh: the mesh of the devices.
-      stopwatch: stopwatch of the training thread.
     """
 
     state: TrainState
@@ -74,16 +65,6 @@ class StageParts(Generic[ReaderT]):
         make_reader: Callable[[BertConfig], ReaderT],
         mesh: Mesh,
     ):
-        """Opens corpus and model directory.
-
-        Args:
-          config: configuration of the run.
-          make_reader: makes the stage's reader.
-          mesh: the devices over which a batch is split.
-
-        Raises:
-          BadInputError: the corpus is missing.
-        """
         self.config = config
         # Each host reads its own copy; a damaged one ends all processes.
         self.corpus = multihost.run_on_all(
@@ -105,13 +86,7 @@ class StageParts(Generic[ReaderT]):
         embed: EmbedConfig,
         device: DeviceConfig | None = None,
     ) -> IndexSource:
-        """Returns the source of this run's indexes.
-
-        Args:
-          searcher: "device" or "scann".
-          embed: how blocks are embedded; its length is set to this run's documents.
-          device: how "device" searches; None for the defaults.
-        """
+        """Returns the source of this run's indexes, at its documents' length."""
         return IndexSource(
             self.model_store,
             self.corpus,
@@ -126,16 +101,9 @@ class StageParts(Generic[ReaderT]):
     def open_examples(
         self, task: str, split: str, *, of_corpus: bool = True
     ) -> Examples:
-        """Opens CORPUS/examples/TASK/SPLIT.
+        """Opens CORPUS/examples/TASK/SPLIT, made from this very corpus if `of_corpus`.
 
-        Args:
-          task: name of the SeqIO task of the examples.
-          split: train, validation or another split of the task.
-          of_corpus: whether they must be made from this very corpus (sentences and
-            blocks), or only in its vocabulary (questions).
-
-        Raises:
-          BadInputError: there are none, or they belong to another corpus or vocabulary.
+        Questions are only in its vocabulary.
         """
         return multihost.run_on_all(
             lambda: open_examples(
@@ -151,16 +119,7 @@ class StageParts(Generic[ReaderT]):
         step: int,
         batch_size: int | None = None,
     ) -> Example:
-        """Returns this process's rows of the batch of an update.
-
-        Args:
-          examples: the examples to train on.
-          step: number of updates done.
-          batch_size: examples over all devices; None for that of the configuration.
-
-        Raises:
-          BadInputError: the batch does not split evenly over the devices.
-        """
+        """Returns this process's rows of a batch, whose size is over all devices."""
         config = self.config
         size = batch_size or config.batch_size
         self.require_divisible(size)
@@ -172,11 +131,7 @@ class StageParts(Generic[ReaderT]):
         return examples.batch(rows)
 
     def require_divisible(self, batch_size: int) -> None:
-        """Requires that the batch splits evenly over microbatches and devices.
-
-        Raises:
-          BadInputError: it does not.
-        """
+        """Requires that the batch splits evenly over microbatches and devices."""
         parts = self.config.microbatches
         if parts < 1 or batch_size % parts:
             raise BadInputError(
@@ -190,10 +145,7 @@ class StageParts(Generic[ReaderT]):
     ) -> PackedLengths | None:
         """Returns the lengths of rows that two documents share; None to pack none.
 
-        Args:
-          query_ids: [example, query], sentences or questions.
-          num_documents: documents that an update embeds with a gradient.
-          num_joined: documents that it reads.
+        An update embeds `num_documents` with a gradient, and reads `num_joined`.
         """
         config = self.config
         if not config.pack_documents:
@@ -224,7 +176,6 @@ class StageParts(Generic[ReaderT]):
         )
 
     def _own_rows(self, batch_size: int) -> Int[np.ndarray, " row"]:
-        """Returns the rows of a batch that this process makes."""
         return placement.local_rows(self.mesh, batch_size)
 
 
@@ -232,9 +183,7 @@ class Stage(StageParts[ReaderT]):
     """A training stage of one run, continued from its latest checkpoint.
 
     Attributes:
-      name: name of the stage.
       step: number of updates done, as in the state, which may still be computed.
-      lease: the right to write to the model directory.
       finite: the updates, as far as they have been found finite.
       learning_rate: (updates done) -> learning rate of the next update.
     """
@@ -250,20 +199,9 @@ class Stage(StageParts[ReaderT]):
     ):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
 
-        Args:
-          name: name of the stage.
-          config: configuration of the run.
-          make_reader: makes the stage's reader.
-          frozen: parameter paths that are not trained.
-          index: precision of an index in the state, None if the state has none. It is
-            all zeros until it is replaced, unless it was restored from a checkpoint.
-          attempt: records the run when its work begins; None for one of the library.
-
-        Raises:
-          BadInputError: the corpus is missing, or the model directory holds a run of
-            another stage, model or corpus, or one that has done more updates than
-            `train_steps`; or another trainer is at work there; or the parameters are
-            not finite.
+        `frozen` are parameter paths that are not trained. An index in the state, of a
+        given precision, is all zeros until it is replaced, unless it was restored.
+        `attempt` records the run when its work begins; None is for one of the library.
         """
         super().__init__(config, make_reader, partitioning.make_mesh(config.mesh))
         self.name = name
@@ -312,15 +250,7 @@ class Stage(StageParts[ReaderT]):
         )
 
     def save(self, more_details: CheckpointDetails = dict) -> None:
-        """Saves the state as a checkpoint.
-
-        Args:
-          more_details: returns details beyond those of every stage; called once the
-            state is known to be one that may be saved.
-
-        Raises:
-          BadInputError: as `require_finite`; or another trainer has taken over.
-        """
+        """Saves the state, which has to be finite, as a checkpoint with details."""
         self.begin()  # One without updates is saved without a loop.
         self.stopwatch.wait_for(self.state)
         with self.stopwatch.part(Part.CHECKPOINT):
@@ -333,14 +263,7 @@ class Stage(StageParts[ReaderT]):
             self._checkpointer.save(self.state, details)
 
     def require_finite(self, tree: PyTree) -> None:
-        """Requires numbers without NaN and infinity, before they are kept or measured.
-
-        Args:
-          tree: the state, or parameters of it; they are waited for.
-
-        Raises:
-          BadInputError: an update was not finite, which is named; or the tree is not.
-        """
+        """Waits for a tree, such as the state, and requires that it is finite."""
         self.stopwatch.wait_for(tree)
         self.finite.require(self.step, tree)
 
@@ -424,11 +347,7 @@ def open_examples(
     of_corpus: bool = True,
     verify: bool = False,
 ) -> Examples:
-    """Opens the materialised examples of a prepared corpus; see `Stage.open_examples`.
-
-    Raises:
-      BadInputError: there are none, or they belong to another corpus or vocabulary.
-    """
+    """Opens the examples of a prepared corpus; see `Stage.open_examples`."""
     expect = {"corpus_fingerprint": corpus.fingerprint}
     if not of_corpus:
         expect = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}

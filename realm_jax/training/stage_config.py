@@ -26,12 +26,8 @@ class IndexUse:
     """A stage's index: where it is searched, and how often it is rebuilt.
 
     Attributes:
-      searcher: "device" or "scann".
-      embed: how the corpus is embedded, at the length of the stage's documents.
-      blocking_rebuilds: how often training waits while the whole corpus is embedded.
       refresh: how the index follows the retriever; None for an index that is built once
         and searched to the end.
-      device: how "device" searches.
       is_in_step: whether the update itself searches, on the devices.
     """
 
@@ -184,10 +180,7 @@ class StageConfig:
         }
 
     def recorded(self) -> dict[str, Any]:
-        """Returns what the run's record has for those who open its model.
-
-        A resumed run may change any of it.
-        """
+        """Returns what the record has for those who open the model."""
         source = self.retriever_source
         return {
             "corpus": absolute_url(self.corpus),
@@ -197,16 +190,7 @@ class StageConfig:
 
 
 def require_one_of(name: str, value: str, choices: Iterable[enum.Enum | str]) -> None:
-    """Requires that a setting is one of some texts.
-
-    Args:
-      name: the setting, or the macro that it reads.
-      value: its value.
-      choices: the texts, or an enumeration whose values they are.
-
-    Raises:
-      BadInputError: it is not.
-    """
+    """Requires that a setting is among some texts, or the values of an enumeration."""
     values = [
         choice.value if isinstance(choice, enum.Enum) else choice for choice in choices
     ]

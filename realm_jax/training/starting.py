@@ -21,17 +21,7 @@ def starting_params(
     retriever_config: RetrieverConfig,
     corpus: BlockStore,
 ) -> PyTree:
-    """Replaces random parameters by those of the run's sources, if it has any.
-
-    Args:
-      params: random parameters of the stage's models.
-      config: configuration of the run, which names the sources.
-      retriever_config: size of the towers.
-      corpus: the corpus to whose blocks a projection is fitted.
-
-    Raises:
-      BadInputError: as `initialization.warm_start_params`.
-    """
+    """Replaces random parameters by those of the run's sources, if it has any."""
     started = initialization.warm_start_params(
         params,
         config.warm_start,

@@ -20,9 +20,7 @@ class TrainState:
     """Everything a step reads and replaces.
 
     Attributes:
-      step: number of updates done.
       params: float32 parameters, one subtree per model ("retriever", "reader").
-      optimizer_state: moments and counts of the optimizer.
       key: the run's random key. A step folds its number into it, so that a resumed
         run draws the same numbers as an uninterrupted one.
       index: the embeddings that are searched, if steps renew them
@@ -54,13 +52,7 @@ def place_state(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
 
 
 def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
-    """Returns the sharding of each array of a state; moments follow their parameters.
-
-    Args:
-      state: a state without an index, which has its own sharding.
-      shardings: shardings of the parameters.
-      mesh: the devices.
-    """
+    """Returns the sharding of each array; moments follow their parameters."""
     replicated = NamedSharding(mesh, PartitionSpec())
     places_by_path: dict[Any, Any] = flax.traverse_util.flatten_dict(shardings)
 

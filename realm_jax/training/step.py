@@ -39,25 +39,14 @@ class Loss(abc.ABC):
     def of_update(
         self, params: PyTree, state: TrainState, inputs: Any
     ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
-        """Returns the scalar, the metrics, and the index of the next state.
-
-        Args:
-          params: those of the state; the scalar is differentiated with respect to them.
-          state: the state before the update.
-          inputs: the inputs of the step.
-        """
+        """Returns the scalar, the metrics, and the index of the next state."""
         loss, metrics = self(params, inputs, step_key(state))
         return loss, (metrics, state.index)
 
     def arguments(
         self, state: TrainState, inputs: Any
     ) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
-        """Returns the arguments of the loss in an update; of the key only the shape.
-
-        Args:
-          state: arrays or shapes.
-          inputs: inputs of the step, likewise.
-        """
+        """Returns the arguments of the loss in an update, of the key only the shape."""
         return state.params, inputs, jax.eval_shape(step_key, state)
 
     def update_flops(self, state: TrainState, inputs: Any) -> int:
@@ -71,11 +60,7 @@ class Loss(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A loss that is a plain function.
-
-    Attributes:
-      function: as `Loss.__call__`.
-    """
+    """A loss that is a plain function, as `Loss.__call__`."""
 
     function: Callable[[PyTree, Any, jax.Array], tuple[Array, means_lib.Means]]
 
@@ -104,7 +89,6 @@ def make_step(
     The state that is passed in is donated: its buffers become the new state's.
 
     Args:
-      loss: the loss to minimise.
       optimizer: from `make_optimizer` with the same `frozen`.
       frozen: parameter paths without gradient, which count as zero in the norms.
       skip_nonfinite: whether an update whose loss or gradient is not finite leaves
@@ -155,10 +139,9 @@ def apply_gradient(
 ) -> tuple[TrainState, means_lib.Means]:
     """Returns the state after an update, and the metrics with the norms of it.
 
-    `gradient_norm` is that of the whole gradient, before it is clipped, and
-    `gradient_norm_<model>` that of one of its models, a top-level subtree.
-    `update_norm` and `update_norm_<model>` are those of what is added to the
-    parameters.
+    `gradient_norm` is that of the whole gradient, before it is clipped, `update_norm`
+    that of what is added to the parameters; `..._<model>` are those of one top-level
+    subtree.
     """
     updates, optimizer_state = optimizer.update(
         gradient, state.optimizer_state, state.params

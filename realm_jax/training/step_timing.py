@@ -48,17 +48,12 @@ class Part(enum.Enum):
 
 
 class Stopwatch:
-    """Attributes all time to the innermost active part.
+    """Attributes all time to the innermost active part; at first that is `HOST`.
 
     It belongs to one thread; the work of other threads is not measured.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
-        """Starts in `HOST`.
-
-        Args:
-          now: returns seconds since an arbitrary time.
-        """
         self._now = now
         self._part = Part.HOST
         self._since = now()
@@ -101,11 +96,7 @@ class Stopwatch:
 
 
 class Accounting:
-    """Computes speed, utilisation and the time split for each line of metrics.
-
-    Attributes:
-      stopwatch: stopwatch of the training thread.
-    """
+    """Computes speed, utilisation and the time split for each line of metrics."""
 
     def __init__(
         self,
@@ -114,14 +105,6 @@ class Accounting:
         batch_size: int,
         devices: Sequence[Any],
     ):
-        """Starts the time of the first line.
-
-        Args:
-          stopwatch: stopwatch of the training thread.
-          loss: the loss that is minimised; hashable.
-          batch_size: examples per update, over all devices.
-          devices: `jax.Device`s of all processes.
-        """
         self.stopwatch = stopwatch
         self._loss = loss
         self._batch_size = batch_size
@@ -142,11 +125,7 @@ class Accounting:
         )
 
     def line(self, updates: int) -> dict[str, float]:
-        """Returns the metrics of the time since the last call (`metrics_file.py`).
-
-        Args:
-          updates: number of updates in that time.
-        """
+        """Returns the metrics of the time since the last call (`metrics_file.py`)."""
         operations = self._operations()
         parts = self.stopwatch.take()
         rate = updates / max(sum(parts.values()), 1e-9)
@@ -163,7 +142,6 @@ class Accounting:
         return values
 
     def _operations(self) -> int | None:
-        """Returns an update's operations over all devices; None before the first."""
         if self._shapes is None:
             return None
         leaves, structure = jax.tree.flatten(self._shapes)

@@ -19,17 +19,13 @@ _FOLDER = "tensorboard"
 
 
 class EventFile:
-    """The scalars of one stage, from one process."""
+    """The scalars of one stage, from one process, in MODEL_DIR/tensorboard/STAGE.
+
+    After `first_step` updates later steps of a lost run are run again; TensorBoard then
+    drops the old ones.
+    """
 
     def __init__(self, model_dir: str, stage: str, first_step: int):
-        """Creates a file in MODEL_DIR/tensorboard/STAGE.
-
-        Args:
-          model_dir: folder or gs:// of the run.
-          stage: name of the stage, shown as a separate run.
-          first_step: number of updates done. Later steps of a lost run are run again;
-            TensorBoard then drops the old ones.
-        """
         self._store = open_store(model_dir)
         began = f"{time.time():.6f}".replace(".", "")
         who = f"{socket.gethostname()}.{os.getpid()}"
@@ -54,8 +50,6 @@ class EventFile:
 
 
 class _Events:
-    """Serialises events."""
-
     def __init__(self, first_step: int, protos: Any, record_writer: Any):
         self._protos = protos
         self._buffer = io.BytesIO()
@@ -75,7 +69,6 @@ class _Events:
         return self._buffer.getvalue()[before:]
 
     def all(self) -> bytes:
-        """Returns all bytes so far."""
         return self._buffer.getvalue()
 
     def _add(self, event: Any) -> None:

@@ -20,12 +20,9 @@ _STREAM = 2
 
 @flax.struct.dataclass
 class UnmaskedTargets:
-    """Wordpieces of sentence and document that are predicted at their own position.
+    """Wordpieces that are predicted at their own position in the reader's input.
 
-    Attributes:
-      weights: 1.0 where a row has a target, else 0.0.
-      positions: positions in the reader's input.
-      ids: the wordpieces at these positions.
+    Weights are 0.0 where a row has no target.
     """
 
     weights: Float[Array, "batch target"]
@@ -45,19 +42,8 @@ def draw_unmasked(
     """Draws a wordpiece for each slot that a row's masks leave empty.
 
     The reader then scores as many positions as before, and the step takes no longer.
-    Wordpieces are drawn uniformly and with replacement, and depend on the seed, the
-    step, the row and its text alone.
-
-    Args:
-      batch: the masked sentences.
-      joined_ids: inputs of the reader.
-      vocabulary: its special wordpieces, masks included, are not drawn.
-      seed: seed of the run, not negative.
-      step: number of updates done.
-      rows: indices of these rows in the whole batch.
-
-    Returns:
-      Targets in the slots that the masks leave empty; in the others, weights of 0.
+    Wordpieces, no special ones, are drawn uniformly and with replacement; they depend
+    on the seed, the step, the row of the whole batch (`rows`) and its text alone.
     """
     count = batch.mask_weights.shape[1]
     # Raw bits, which NumPy guarantees to keep from version to version.

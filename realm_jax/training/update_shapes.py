@@ -28,12 +28,7 @@ _DTYPES = ("int32", "float32", "bool")
 class UpdateShapes(NamedTuple):
     """What the update of a stage is compiled for, where documents are not packed.
 
-    Attributes:
-      reader: the stage's reader.
-      loss: the loss that is minimised.
-      frozen: parameter paths that are not trained.
-      inputs: the inputs of a step over all processes, as shapes with shardings.
-      index: the index in the state, likewise; None if the state has none.
+    Inputs, over all processes, and the index in the state, if any, are shapes.
     """
 
     reader: Reader
@@ -44,14 +39,7 @@ class UpdateShapes(NamedTuple):
 
 
 def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any:
-    """Returns a batch of examples, as shapes.
-
-    Args:
-      kind: the type of the batch.
-      specs: the features of an example.
-      batch_size: examples over all devices.
-      mesh: the devices, over which they are split.
-    """
+    """Returns a batch of a type, of examples over all devices, as shapes."""
     return kind(
         **{
             name: rows_of_batch((batch_size, *spec.shape), spec.dtype, mesh)
@@ -61,14 +49,7 @@ def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any
 
 
 def shapes_of(kind: Any, sizes: Mapping[str, int], mesh: Mesh, **given: Any) -> Any:
-    """Returns inputs as shapes, by the annotations of their type.
-
-    Args:
-      kind: a dataclass whose fields are arrays.
-      sizes: the size of each dimension that the annotations name.
-      mesh: the devices, over which the batch is split.
-      **given: values of other fields. What is not given and has a default keeps it.
-    """
+    """Returns inputs as shapes, by the annotations and defaults of their dataclass."""
     annotations = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name in given or field.default is not dataclasses.MISSING:

@@ -209,10 +209,6 @@ def run(
     Retrieved documents come from an index of the retriever that the run starts with. It
     is built once, in the model directory, and not refreshed; queries are embedded with
     the live query tower.
-
-    Raises:
-      BadInputError: as `Stage`, or no index is available.
-      StoppedError: stopped while the corpus was being embedded.
     """
     stage = Stage(
         config.stage.name,
@@ -300,11 +296,7 @@ def update_shapes(
 
 
 class _Reading:
-    """Joins the masked sentences of a step with the documents of the mixture.
-
-    Attributes:
-      sentences: the masked sentences.
-    """
+    """Joins the masked sentences of a step with the documents of the mixture."""
 
     def __init__(
         self,
@@ -335,7 +327,6 @@ class _Reading:
             )
 
     def at(self, step: int, state: TrainState) -> ReaderInputs:
-        """Returns the reader's inputs of the next update."""
         stage, config = self._stage, self._config
         size = config.reader_batch_size
         batch = PretrainBatch(**stage.batch(self.sentences, step, size))

@@ -24,8 +24,6 @@ class ReaderInputs:
     """Masked sentences, each joined with one document.
 
     Attributes:
-      batch: the masked sentences.
-      joined_ids, joined_segment_ids: sentence and document.
       kind: kind of the document, as an index into `reader_documents.KINDS`.
       has_answer: whether it is a retrieved block that contains the answer.
       span_is_answer: for each span of the body, whether it is a masked one; None for a
@@ -45,12 +43,7 @@ class ReaderInputs:
 
 @flax.struct.dataclass
 class WarmStartInputs:
-    """The inputs of each model of a warm start; None for a model that is not trained.
-
-    Attributes:
-      pairs: sentence-block pairs for the retriever.
-      reading: masked sentences joined with documents, for the reader.
-    """
+    """The inputs of each model of a warm start; None for one that is not trained."""
 
     pairs: InverseClozeBatch | None
     reading: ReaderInputs | None
@@ -62,13 +55,6 @@ class WarmStartLoss(Loss):
 
     Both warm starts matter: a reader that cannot copy learns to ignore documents, and
     then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
-
-    Attributes:
-      retriever: embeds queries and documents.
-      reader: predicts masked wordpieces.
-      microbatches: see `model_calls.py`.
-      packing: lengths of rows that two documents share, where all fit; None to pack
-        none.
     """
 
     retriever: Retriever
@@ -214,7 +200,6 @@ class WarmStartLoss(Loss):
 
 
 def _packable(lengths: PackedLengths, inputs: WarmStartInputs) -> Sequences:
-    """Returns the sequences that are packed, and the length of their rows."""
     sequences: list[tuple[Array, int | None]] = []
     if inputs.pairs is not None:
         sequences.append((inputs.pairs.document_ids, lengths.document))

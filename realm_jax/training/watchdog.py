@@ -26,7 +26,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from realm_jax import multihost
 from realm_jax.errors import BAD_INPUT, BUG
@@ -51,17 +50,15 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def stall_bound(shortest: float, update_seconds: float) -> float:
-    """Returns the time without an update after which a run ends itself, in seconds.
-
-    Args:
-      shortest: `StageConfig.stall_seconds`.
-      update_seconds: time of an update, in seconds.
-    """
+    """Returns the seconds without an update, at least `shortest`, that end a run."""
     return max(shortest, _UPDATES * update_seconds)
 
 
 class Watchdog:
-    """Ends the process if no update comes; a context manager around the loop."""
+    """Ends the process if no update comes; a context manager around the loop.
+
+    All processes make one, in the training thread.
+    """
 
     def __init__(
         self,
@@ -71,15 +68,6 @@ class Watchdog:
         shortest: float,
         end: Callable[[int], object] = os._exit,
     ):
-        """Reads what the model directory remembers; all processes must call it.
-
-        Args:
-          store: the model directory.
-          stopwatch: stopwatch of the training thread, which is the caller's.
-          first_step: number of updates done.
-          shortest: `StageConfig.stall_seconds`.
-          end: ends this process with an exit code.
-        """
         self._store = store
         self._stopwatch = stopwatch
         self._first = self._step = self._seen = first_step
@@ -108,12 +96,7 @@ class Watchdog:
             self._idle = 0.0
         self._step = step
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
 
@@ -152,7 +135,6 @@ class Watchdog:
         )
 
     def _place(self) -> str:
-        """Returns where in this package the training thread is."""
         frame = sys._current_frames().get(self._training_thread)
         for caller, line in traceback.walk_stack(frame) if frame else ():
             path = pathlib.Path(caller.f_code.co_filename)

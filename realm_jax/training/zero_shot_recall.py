@@ -24,19 +24,10 @@ from realm_jax.models.retriever import RetrieverConfig
 
 
 class HeldOutQuestions:
-    """Questions of one split, whose answers are looked for in what is retrieved.
-
-    Attributes:
-      questions: the questions.
-      ids: int32 [question, query], `[CLS] question [SEP]`.
-    """
+    """Questions of one split; `ids` are int32 [question, query]."""
 
     def __init__(self, corpus: BlockStore, path: str, split: str, query_length: int):
-        """Reads the questions; no block is read before one is retrieved.
-
-        Raises:
-          BadInputError: the file is missing, malformed or has no such split.
-        """
+        """Reads the questions; no block is read before one is retrieved."""
         self._corpus = corpus
         self.questions = read_questions(path, split)
         self.ids = question_examples(
