@@ -7,7 +7,7 @@ is readable on a light and on a dark page. Text remains text.
 
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
@@ -30,6 +31,7 @@ from realm_jax.evaluation.templates import nats, percent
 from realm_jax.metrics import curves as curves_lib
 from realm_jax.metrics.calibration import Calibration
 from realm_jax.metrics.curves import Curve
+from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import title_of
 
 # Stand-ins for the colours of the page, by the names of their CSS variables.
@@ -229,9 +231,8 @@ def charts_by_stage(
 ) -> dict[str, list[RenderedChart]]:
     """Returns all charts that have data, by stage in the order the stages ran.
 
-    Args:
-      curves: the curves of the run; infinite values and NaN are left out.
-      held_out_questions: what captions call the questions that pre-training searches.
+    Infinite values and NaN are left out. `held_out_questions` is what captions call the
+    questions that pre-training searches.
     """
     stages: dict[str, list[RenderedChart]] = {}
     swaps = [version.first_used for version in curves_lib.index_versions(curves)[1:]]
@@ -301,24 +302,16 @@ def _number_axes(axes: Axes, chart: _Chart, curve: Curve) -> None:
 
 
 def recall_charts(comparison: Comparison, questions: str) -> list[RenderedChart]:
-    """Returns charts of recall after each stage beside the baselines, if there are any.
-
-    Args:
-      comparison: the results.
-      questions: what captions call the questions.
-    """
+    """Returns charts of recall after each stage beside the baselines, if any."""
     caption = "After each stage, with its 95% interval; dashed, what needs no training."
     return [
-        RenderedChart(
-            f"Recall@{k}, {questions}",
-            caption,
-            _recall_chart(comparison, recall_name(k)),
-        )
+        RenderedChart(f"Recall@{k}, {questions}", caption, _recall_chart(comparison, k))
         for k in (_RECALLS_DRAWN if comparison.baselines else ())
     ]
 
 
-def _recall_chart(comparison: Comparison, metric: str) -> Markup:
+def _recall_chart(comparison: Comparison, k: int) -> Markup:
+    metric = recall_name(k)
     stages = {
         _SHORT_LABELS.get(row.label, row.label): row.metrics[metric]
         for row in comparison.rows
@@ -326,18 +319,14 @@ def _recall_chart(comparison: Comparison, metric: str) -> Markup:
     }
     means = {name: interval.mean for name, interval in stages.items()}
     lines = {row.label: row.metrics[metric].mean for row in comparison.baselines}
-    below = [interval.mean - interval.low for interval in stages.values()]
-    above = [interval.high - interval.mean for interval in stages.values()]
     with matplotlib.rc_context(_STYLE):
         figure = Figure()
         axes = figure.add_subplot()
         # Recall below the axis, where no line crosses the numbers.
         names = [f"{name}\n{percent(mean)}" for name, mean in means.items()]
-        style = {"color": _SERIES, "marker": "o", "clip_on": False}
-        axes.errorbar(names, list(means.values()), [below, above], **style)
+        _draw_intervals(axes, names, stages.values())
         axes.set_ylim(0.0, 1.0)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        _number_in_percent(axes.yaxis)
         place = -np.inf
         for name, value in sorted(lines.items(), key=lambda line: line[1]):
             axes.axhline(value, color=_MUTED, linestyle=(0, (4, 3)), clip_on=False)
@@ -346,12 +335,9 @@ def _recall_chart(comparison: Comparison, metric: str) -> Markup:
             across = axes.get_yaxis_transform()
             text = f"{name} {percent(value)}"
             axes.text(1.01, place, text, transform=across, va="center", color=_MUTED)
-        drawn = (
-            f"{name} {percent(recall)}" for name, recall in (means | lines).items()
-        )
-        return _as_inline_svg(
-            figure, f"stages-{metric}", f"{metric}: {', '.join(drawn)}"
-        )
+        drawn = (f"{name} {percent(mean)}" for name, mean in (means | lines).items())
+        label = f"{metric}: {', '.join(drawn)}"
+        return _as_inline_svg(figure, f"stages-{metric}", label)
 
 
 def calibration_chart(calibration: Calibration) -> RenderedChart:
@@ -359,22 +345,17 @@ def calibration_chart(calibration: Calibration) -> RenderedChart:
     bins = calibration.bins
     confidence = [found.confidence for found in bins]
     accuracy = [found.accuracy for found in bins]
-    means = [interval.mean for interval in accuracy]
-    below = [interval.mean - interval.low for interval in accuracy]
-    above = [interval.high - interval.mean for interval in accuracy]
     with matplotlib.rc_context(_STYLE):
         figure = Figure()
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=(0, (4, 3)), linewidth=0.9)
-        style = {"color": _SERIES, "marker": "o", "clip_on": False}
-        axes.errorbar(confidence, means, [below, above], **style)
+        _draw_intervals(axes, confidence, accuracy)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="p(y|x)")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
-            axis.set_major_formatter(PercentFormatter(1.0))
+        _number_in_percent(axes.xaxis)
+        _number_in_percent(axes.yaxis)
         drawn = ", ".join(
-            f"{percent(mean)} right at {percent(mid)}"
-            for mid, mean in zip(confidence, means, strict=True)
+            f"{percent(interval.mean)} right at {percent(mid)}"
+            for mid, interval in zip(confidence, accuracy, strict=True)
         )
         svg = _as_inline_svg(figure, "calibration", f"Reliability curve: {drawn}")
     return RenderedChart(
@@ -383,6 +364,19 @@ def calibration_chart(calibration: Calibration) -> RenderedChart:
         f"where both are equal. Calibration error {percent(calibration.error)}.",
         svg,
     )
+
+
+def _draw_intervals(axes: Axes, places: Any, intervals: Collection[Interval]) -> None:
+    means = [interval.mean for interval in intervals]
+    below = [interval.mean - interval.low for interval in intervals]
+    above = [interval.high - interval.mean for interval in intervals]
+    style = {"color": _SERIES, "marker": "o", "clip_on": False}
+    axes.errorbar(places, means, [below, above], **style)
+
+
+def _number_in_percent(axis: Axis) -> None:
+    axis.set_major_locator(MaxNLocator(4))
+    axis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _as_inline_svg(figure: Figure, salt: str, label: str) -> Markup:

@@ -169,9 +169,7 @@ def paired(
 def compare(per_question: Measured, baselines: Measured | None = None) -> Comparison:
     """Returns all means and the differences of successive models, with intervals.
 
-    Args:
-      per_question: values of the models, in their order.
-      baselines: values of what was not trained.
+    `baselines` are values of what was not trained.
     """
     differences = [
         difference
@@ -186,9 +184,7 @@ def compare_with_baselines(
 ) -> Comparison:
     """Returns all means, and the differences of a model to each baseline.
 
-    Args:
-      baselines: their values; if there are none, the comparison is empty.
-      model: its label and its values.
+    `model` is its label and its values. Without baselines the comparison is empty.
     """
     if not baselines:
         return Comparison()
@@ -221,27 +217,30 @@ def rows_of(per_question: Measured) -> list[ComparisonRow]:
     ]
 
 
+def rows_of_groups(
+    order: Sequence[str], groups: Sequence[str], values: Mapping[str, np.ndarray]
+) -> list[ComparisonRow]:
+    """Returns a row for each group in `order`; `groups` has that of each question."""
+    named = np.asarray(groups, object)
+    return rows_of(
+        {group: {k: v[named == group] for k, v in values.items()} for group in order}
+    )
+
+
 def by_topic(
     topics: Sequence[str | None], values: Mapping[str, np.ndarray]
 ) -> list[ComparisonRow]:
     """Returns a row for each topic, the most frequent one first.
 
-    Args:
-      topics: topic of each question, None where it has none.
-      values: metric -> one value per question.
-
-    Returns:
-      The rows, with one for `WITHOUT_TOPIC` at the end if need be; empty if no question
-      has a topic.
+    `topics` has None for a question without one; a row for `WITHOUT_TOPIC` is then the
+    last. There are no rows if no question has a topic.
     """
     counts = collections.Counter(sorted(topic for topic in topics if topic is not None))
     order = [topic for topic, _ in counts.most_common()]
     if order and None in topics:
         order.append(WITHOUT_TOPIC)
-    named = np.asarray([WITHOUT_TOPIC if t is None else t for t in topics], object)
-    return rows_of(
-        {topic: {k: v[named == topic] for k, v in values.items()} for topic in order}
-    )
+    named = [WITHOUT_TOPIC if topic is None else topic for topic in topics]
+    return rows_of_groups(order, named, values)
 
 
 def compare_with_control(
@@ -253,11 +252,8 @@ def compare_with_control(
 ) -> ControlComparison:
     """Returns the control's means and what REALM adds to them, with intervals.
 
-    Args:
-      with_realm: values of the chain, which has all metrics of the control.
-      without_realm: values of the control, with labels of `MOMENTS`.
-      realm_time: time of pre-training.
-      control_time: time of the control's continued warm start.
+    `without_realm` has labels of `MOMENTS`, and `with_realm` all of its metrics. The
+    times are those of pre-training and of the control's continued warm start.
     """
     figures = []
     for label, metrics in without_realm.items():

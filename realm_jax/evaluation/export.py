@@ -59,17 +59,12 @@ def export_retriever(
       given: what is not to be found.
       checkpoint: "last" or "best", of a run that is not fine-tuned.
       embeddings: formats, of `embedding_files.FORMATS`, in which to write the blocks'
-        embeddings, too. An index that is missing is made.
-      stop: ends the making of an index.
-      note: called with a sentence if one is made.
+        embeddings, too. An index that is missing is made, and `note` told so.
 
     Returns:
       The folders of the models, relative to `output`: "." or "query" and "document".
 
     Raises:
-      BadInputError: as `searching.open_retriever`; the folder is not empty; a library
-        is missing; or the retriever that embedded the documents of a fine-tuned model
-        is not there.
       StoppedError: `stop` was set while an index was made.
     """
     target = Path(output).expanduser().absolute()

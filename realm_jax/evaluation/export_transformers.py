@@ -83,9 +83,6 @@ def export_transformers(
 
     Returns:
       The folders of the models, relative to `output`.
-
-    Raises:
-      BadInputError: the run has no such model.
     """
     target = Path(output).expanduser().absolute()
     require_free(target)

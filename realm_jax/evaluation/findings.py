@@ -77,22 +77,19 @@ def verdicts(data: ReportData) -> list[Finding]:
 
     A difference with an interval that includes zero is not measurable.
     """
-    return list(_verdicts(data))
-
-
-def _verdicts(data: ReportData) -> Iterator[Finding]:
-    yield from _pretraining(data)
+    found = [*_pretraining(data)]
     if data.control:
-        yield from _control(data.control, data.run.questions)
+        found += _control(data.control, data.run.questions)
     if data.masked_accuracy:
-        yield _masked_spans(data.masked_accuracy)
+        found.append(_masked_spans(data.masked_accuracy))
     if data.best_checkpoint:
-        yield _best_checkpoint(data.best_checkpoint)
-    yield from _answers(data)
+        found.append(_best_checkpoint(data.best_checkpoint))
+    found += _answers(data)
     if data.finetuned_checkpoint:
-        yield _chosen_checkpoint(data.finetuned_checkpoint)
+        found.append(_chosen_checkpoint(data.finetuned_checkpoint))
     if versions := index_versions(data.curves):
-        yield _refreshes(versions)
+        found.append(_refreshes(versions))
+    return found
 
 
 def _side(difference: Interval) -> Level:

@@ -67,17 +67,15 @@ def model_card(
 ) -> str:
     """Returns the card as Markdown.
 
-    Args:
-      run: the run, and the checkpoint that is exported.
-      config: its retriever.
-      corpus: the blocks that it searches.
-      two_towers: whether queries and documents have a model each.
+    `run` is at the checkpoint that is exported; with `two_towers` queries and documents
+    have a model each.
     """
     name = _corpus_name(run.trained.data_order["task"], corpus)
     parts = [
         f"{_HEADER}# Retriever of {name}",
         f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
-        f"products of the embeddings, which are {_length(config)}.",
+        "products of the embeddings, which are "
+        f"{'' if has_length_1(config) else 'not '}normalised to length 1.",
         _usage(config, two_towers),
         "## Corpus and recipe",
         _table(("", ""), _facts(name, run, config, corpus)),
@@ -90,10 +88,6 @@ def model_card(
     if rows:
         parts += ["## Measured", _table(("questions", "retriever", "result"), rows)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
-
-
-def _length(config: RetrieverConfig) -> str:
-    return f"{'' if has_length_1(config) else 'not '}normalised to length 1"
 
 
 def _usage(config: RetrieverConfig, two_towers: bool) -> str:

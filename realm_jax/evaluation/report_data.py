@@ -176,14 +176,9 @@ def recorded_stages(
 ) -> list[RecordedStage]:
     """Returns what the stages of a run recorded.
 
-    Args:
-      model_dirs: name and model directory of each stage; it is among the results
-        even if nothing was recorded.
-      others: directories whose commands are among the results if they recorded
-        something, such as the corpus.
-
-    Raises:
-      BadInputError: a record cannot be read.
+    Of `model_dirs`, by the names of their stages, each is among the results even if
+    nothing was recorded; of the `others`, such as the corpus, those commands that
+    recorded something.
     """
     found: dict[str, list[RunRecord]] = {stage: [] for stage, _ in model_dirs}
     for directory in (*(model_dir for _, model_dir in model_dirs), *others):

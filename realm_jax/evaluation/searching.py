@@ -28,10 +28,8 @@ class PretrainedRetriever(TrainedModel):
     ) -> "PretrainedRetriever":
         """Reads the retriever of a finished run.
 
-        Args:
-          recorded: the run.
-          searcher: "device" or "scann"; "" for "device", which is exact.
-          checkpoint: "last", or "best" by held-out utility.
+        `searcher` is "device", exact and the default, or "scann"; `checkpoint` is
+        "last", or "best" by held-out utility.
         """
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
