@@ -22,11 +22,7 @@ _ENTRY = re.compile(r"^  (\w+): (.*(?:\n   .*)*)", re.MULTILINE)
 
 
 def settings_help(spec: StageSpec) -> str:
-    """Returns the settings of a stage: name, value in its run file, and meaning.
-
-    Args:
-      spec: the stage, with a configuration.
-    """
+    """Returns the settings of a stage: name, value in its run file, and meaning."""
     gin.clear_config(clear_constants=True)
     gin.parse_config_file(f"runs/{spec.name}.gin")
     bound = dict(reach.settings())
