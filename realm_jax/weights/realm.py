@@ -140,12 +140,7 @@ def is_realm(config: Mapping[str, Any]) -> bool:
 
 
 def read_realm(folder: str | pathlib.Path) -> PublishedModel:
-    """Reads a model that `save_pretrained` of `transformers` has written.
-
-    Raises:
-      BadInputError: a file is missing or damaged, a tensor is missing or of another
-        shape, or the configuration is that of another architecture.
-    """
+    """Reads a model that `save_pretrained` of `transformers` has written."""
     config = bert.config_from_json(folder)
     path = pathlib.Path(folder) / bert.CONFIG_FILE
     settings = parse_json(path.read_bytes())
@@ -161,14 +156,8 @@ def assemble(
 ) -> PublishedModel:
     """Makes a model of tensors with the names of `transformers`.
 
-    Args:
-      source: where they are, for messages.
-      config: the encoder.
-      settings: fields of a `RealmConfig`, and perhaps `architectures`.
-      tensors: the tensors by name.
-
-    Raises:
-      BadInputError: as `read_realm`.
+    `source` is where they are, for messages; `settings` are fields of a `RealmConfig`,
+    and perhaps `architectures`.
     """
     settings = _DEFAULTS | dict(settings)
     try:
@@ -324,13 +313,11 @@ def _towers(towers: Mapping[str, PyTree]) -> Mapping[str, PyTree]:
     if DOCUMENT_TOWER not in towers:
         return towers
     documents, queries = towers[DOCUMENT_TOWER], towers.get(QUERY_TOWER)
-    if queries is None or _equal(documents, queries):
+    if queries is None or jax.tree.all(
+        jax.tree.map(np.array_equal, documents, queries)
+    ):
         return {SHARED_TOWER: documents}
     return towers
-
-
-def _equal(one: PyTree, other: PyTree) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
 def _reading(settings: Mapping[str, Any]) -> Reading:
