@@ -92,8 +92,7 @@ def read_curves(model_dirs: Iterable[str]) -> tuple[Curve, ...]:
 def curves_from_lines(lines: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
     """Groups lines of metrics into curves; the last line of a step takes precedence.
 
-    Args:
-      lines: each has `step`, `stage` and any number of metrics.
+    Each line has `step`, `stage` and any number of metrics.
     """
     points: dict[tuple[str, str], dict[int, float]] = {}
     for line in lines:
@@ -137,11 +136,12 @@ class IndexVersion:
 
 def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
     """Returns the indexes that pre-training searched, in order."""
-    ages = _by_step(curves, INDEX_AGE_STEPS)
-    seconds = _by_step(curves, INDEX_AGE_SECONDS)
-    recalls = _by_step(curves, RECALL)
+    ages, seconds, recalls, indexes = (
+        by_step(curves, PRETRAIN.name, metric)
+        for metric in (INDEX_AGE_STEPS, INDEX_AGE_SECONDS, RECALL, INDEX_STEP)
+    )
     used: dict[int, list[int]] = {}
-    for step, version in _by_step(curves, INDEX_STEP).items():
+    for step, version in indexes.items():
         used.setdefault(int(version), []).append(step)
     return [
         IndexVersion(
@@ -157,8 +157,9 @@ def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
     ]
 
 
-def _by_step(curves: Sequence[Curve], metric: str) -> dict[int, float]:
-    curve = measured(find_curve(curves, PRETRAIN.name, metric))
+def by_step(curves: Sequence[Curve], stage: str, metric: str) -> dict[int, float]:
+    """Returns the finite values of a metric by their steps."""
+    curve = measured(find_curve(curves, stage, metric))
     return dict(zip(curve.steps, curve.values, strict=True))
 
 
@@ -202,14 +203,10 @@ def health(
 ) -> list[Finding]:
     """Diagnoses known failures of REALM pre-training, worst first.
 
-    Args:
-      curves: the curves of the run.
-      questions: what findings call the questions that pre-training searches, such as
-        "held-out dev questions".
-
-    Returns:
-      One finding for each problem; a single good one if there is none. Empty if the run
-      has no pre-training curves and no loss is infinite or NaN.
+    `questions` is what findings call the questions that pre-training searches, such as
+    "held-out dev questions". There is one finding for each problem, a single good one
+    if there is none, and nothing if the run has no pre-training curves and no loss is
+    infinite or NaN.
     """
     utility = measured(find_curve(curves, PRETRAIN.name, UTILITY))
     recall = measured(find_curve(curves, PRETRAIN.name, RECALL))
