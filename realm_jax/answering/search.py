@@ -31,13 +31,7 @@ def search_questions(
 ) -> Neighbours:
     """Embeds and searches at least one question, in batches of a few shapes.
 
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      searcher: the index.
-      question_ids: int32 [question, query].
-      k: neighbours per question.
-      batch_size: questions per batch.
+    Questions are int32 [question, query]; each has k neighbours.
     """
     embeddings = embed_questions(config, params, question_ids, batch_size=batch_size)
     return search_embedded(searcher, embeddings, k, batch_size=batch_size)
@@ -68,11 +62,7 @@ def embed_questions(
 ) -> Float[np.ndarray, "question projection"]:
     """Embeds at least one question, in batches of a few lengths.
 
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      question_ids: int32 [question, query].
-      batch_size: questions per batch.
+    Questions are int32 [question, query].
     """
     embed = query_embedder(config)
     lengths = np.count_nonzero(question_ids, axis=-1)
