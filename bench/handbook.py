@@ -29,14 +29,9 @@ _ENGLISH = re.compile(
 
 
 def write_articles(handbook: pathlib.Path, language: str, path: pathlib.Path) -> None:
-    """Writes the sections of the book in one language as JSON lines.
+    """Writes the sections of the book in one of `LOCALES` as JSON lines.
 
-    Args:
-      handbook: the folder `html` of the package.
-      language: one of `LOCALES`.
-
-    Raises:
-      BadInputError: the folder has no pages of this language.
+    `handbook` is the folder `html` of the package.
     """
     pages = sorted((handbook / LOCALES[language]).glob("*.html"))
     if not pages:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench import index_tables
+from bench.command import make_parser
 from bench.index_embeddings import EmbeddingFiles, invent
 from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
 from bench.machine import machine, today
@@ -167,11 +168,7 @@ def _missing(part: str, arguments: argparse.Namespace) -> str:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts and writes the result after each.
-
-    Raises:
-      BadInputError: a requested part lacks what it requires.
-    """
+    """Runs the parts and writes the result after each."""
     measured: dict[str, Any] = {
         "date": today(),
         "machine": machine(),
@@ -198,9 +195,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--markdown", metavar="JSON", help="print the tables of a result, and no more")
     add("--output", help="write the JSON object here")

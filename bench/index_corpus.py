@@ -44,16 +44,9 @@ def embed_corpus(
 ) -> tuple[EmbeddingFiles, float]:
     """Embeds a prepared corpus and real questions, unless `folder` has the result.
 
-    Args:
-      folder: folder of the embeddings.
-      corpus: the prepared corpus.
-      retriever: see `load_towers`.
-      questions: JSON lines with a field `question`.
-      document_length: length of a document in wordpieces; longer ones are cut.
-      num_queries: number of questions, in equal shares of the files.
-
-    Returns:
-      The files, and blocks per second; 0 if they existed.
+    `retriever` is as in `load_towers`. Questions are taken in equal shares of JSON
+    lines with a field `question`; documents are cut to `document_length` wordpieces.
+    Returns the files, and blocks per second; 0 if they existed.
     """
     store = BlockStore.open(corpus)
     made_by = f"{pathlib.Path(retriever).name}, {document_length} wordpieces"
@@ -86,16 +79,11 @@ def embed_corpus(
 
 
 def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree]:
-    """Loads a retriever, and places it on the device.
+    """Loads a retriever for a corpus, and places it on the device.
 
-    Args:
-      folder: the model directory of a pre-training run, whose newest published
-        retriever is loaded, or a folder with the weights of a BERT: the towers that a
-        run starts with (mean pooling, a random projection).
-      store: the corpus that it will embed.
-
-    Raises:
-      BadInputError: the folder has neither.
+    `folder` is the model directory of a pre-training run, whose newest published
+    retriever is loaded, or a folder with the weights of a BERT: the towers that a run
+    starts with (mean pooling, a random projection).
     """
     if weights_file(pathlib.Path(folder)) is not None:
         config = RetrieverConfig(config_from_json(folder), DIMENSION, pooling="mean")

@@ -3,10 +3,13 @@
 import functools
 from typing import Any
 
+import numpy as np
+
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
+from realm_jax.metrics.retrieval import relevant_blocks
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
@@ -14,6 +17,7 @@ from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import Lengths
 
 LENGTHS = Lengths(query=64, document=96, joined=112)
@@ -64,12 +68,8 @@ def reader_config(
 ) -> WarmStartConfig:
     """Returns the quickstart's warm start, of the reader alone.
 
-    Args:
-      model_dir: model directory of the run.
-      corpus: corpus prepared in the vocabulary of the weights.
-      name: name of the corpus, the prefix of its tasks' names.
-      weights: folder of MiniLM.
-      steps: number of updates.
+    The corpus is prepared in the vocabulary of the weights, a folder of MiniLM; its
+    name begins the names of its tasks.
     """
     return WarmStartConfig(
         model_dir=model_dir,
@@ -88,6 +88,19 @@ def reader_config(
         log_period=20,
         checkpoint_period=100,
     )
+
+
+def held_out_questions(
+    store: BlockStore, questions: str
+) -> tuple[np.ndarray, list[frozenset[int]]]:
+    """Returns the wordpieces of the questions of train and dev, and their blocks."""
+    splits = [
+        HeldOutQuestions(store, questions, split, LENGTHS.query)
+        for split in ("train", "dev")
+    ]
+    asked = [question for split in splits for question in split.questions]
+    ids = np.concatenate([split.ids for split in splits])
+    return ids, relevant_blocks(store, asked)
 
 
 def fill_in(

@@ -30,18 +30,14 @@ import numpy as np
 import optax
 
 from bench.machine import machine
-from bench.minilm import LENGTHS, fill_in, models
+from bench.minilm import LENGTHS, fill_in, held_out_questions, models
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
 from realm_jax.index.embed import document_embedder, embed_blocks, query_embedder
 from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import make_searcher
-from realm_jax.metrics.retrieval import (
-    paired_bootstrap_difference,
-    recall_at_k,
-    relevant_blocks,
-)
+from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
@@ -50,7 +46,6 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
 RECALL_AT = (1, 5, 20)
@@ -102,14 +97,8 @@ class Bench:
             study.embed,
         )
         self.sentences = self._read(study, num_sentences)
-        splits = [
-            HeldOutQuestions(store, study.questions, split, LENGTHS.query)
-            for split in ("train", "dev")
-        ]
-        ids = np.concatenate([questions.ids for questions in splits])
+        ids, self._relevant = held_out_questions(store, study.questions)
         self._questions = self._features(ids)
-        asked = [question for split in splits for question in split.questions]
-        self._relevant = relevant_blocks(store, asked)
         embedded = query_embedder(self.config)(self._params["retriever"], ids[:8])
         ours = embed(self.config, self.projection, self._questions[:8])
         # The package's matrix products may have bfloat16 operands.

@@ -12,19 +12,14 @@ import argparse
 
 import numpy as np
 
-from bench.minilm import LENGTHS, models
+from bench.minilm import LENGTHS, held_out_questions, models
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.searchers import Searcher
 from realm_jax.index.source import IndexSource
-from realm_jax.metrics.retrieval import (
-    paired_bootstrap_difference,
-    recall_at_k,
-    relevant_blocks,
-)
+from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 RECALL_AT = (1, 5, 20)
 _BATCH = 32
@@ -38,13 +33,7 @@ def main() -> None:
     flags = parser.parse_args()
     store = BlockStore.open(flags.corpus)
     config = models("strong").retriever_config(store.vocabulary.size)
-    splits = [
-        HeldOutQuestions(store, flags.questions, split, LENGTHS.query)
-        for split in ("train", "dev")
-    ]
-    ids = np.concatenate([questions.ids for questions in splits])
-    asked = [question for split in splits for question in split.questions]
-    relevant = relevant_blocks(store, asked)
+    ids, relevant = held_out_questions(store, flags.questions)
     embed = query_embedder(config)
     queries: dict[str, np.ndarray] = {}
     indexes: dict[str, Searcher] = {}
