@@ -44,9 +44,7 @@ class Measured(NamedTuple):
     """One task's rows, stored in one way.
 
     Attributes:
-      name: the task.
       stored: "whole" or "references".
-      rows: number of rows.
       row_bytes: bytes of a row, without the places where sentences begin.
       wikipedia_bytes: the same for the blocks of Wikipedia.
       milliseconds: time of the fastest batch of 512 rows; other work on the machine

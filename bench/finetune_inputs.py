@@ -50,10 +50,7 @@ class Sizes:
     """What is trained.
 
     Attributes:
-      blocks: blocks of the corpus.
       retrieved: blocks in the retriever's loss.
-      questions: questions of an update.
-      hidden: width of the models.
       joined: wordpieces that the reader reads at once.
     """
 

@@ -58,7 +58,6 @@ class Sizes:
 
     Attributes:
       update: encoder, lengths and batch of an update.
-      blocks: blocks of the index.
       embedded: blocks of a call of the document tower.
       matrix: rows and columns of the matrices whose product gives the matrix rate.
       bytes: bytes that are read to measure the bandwidth.

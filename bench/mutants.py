@@ -59,10 +59,7 @@ class Mutant(NamedTuple):
     """A mistake in a file of a package.
 
     Attributes:
-      package: one of `PACKAGES`.
       file: from the root.
-      line: number of the line.
-      operator: the kind of mistake.
       before: the line.
       after: the line of the mutant.
     """
@@ -84,10 +81,7 @@ class Result(NamedTuple):
     """What became of a mutant.
 
     Attributes:
-      mutant: its attributes.
-      outcome: one of `OUTCOMES`.
       by: the test that failed, or "".
-      seconds: how long that took.
     """
 
     mutant: Mutant

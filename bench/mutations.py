@@ -19,8 +19,6 @@ class Mutation(NamedTuple):
     Attributes:
       start: first byte that is replaced.
       end: byte after the last.
-      text: the replacement.
-      operator: the kind of mistake.
       line: line of the first byte.
     """
 

@@ -61,7 +61,6 @@ class Measured:
     """A profiled run.
 
     Attributes:
-      updates: number of updates.
       seconds: their wall time by the profile.
       executing: share in which an update executes.
       shares: by the names of `DONE_BY`; they sum to 1, and what is idle to the rest.
@@ -89,8 +88,6 @@ class Trained:
     """A stage that can be measured.
 
     Attributes:
-      config_class: its configuration.
-      run: trains.
       starts_from: folder of the stage before.
       settings: settings that leave out what is no update.
       needs_builder: whether it waits for its first index, instead of making it.

@@ -43,7 +43,6 @@ class Trace:
     """What a profile says of the time between two marks.
 
     Attributes:
-      window: that time.
       executions: executions of the update, as far as they lie in it.
       activities: what the training thread did; nested ones lie within others.
     """

@@ -61,14 +61,10 @@ class Realm:
     """Settings of REALM's updates from a start.
 
     Attributes:
-      steps: number of updates.
-      batch_size: sentences per update.
       num_candidates: documents per sentence, the null document included.
       learning_rate: learning rate of the reader.
       retriever_rate: factor on it for the retriever.
-      normalization: normalization of p(z|x).
       own_block: whether a sentence's own block, without it, is a candidate.
-      frozen: parameters that are not trained.
     """
 
     steps: int
@@ -109,14 +105,10 @@ class Study:
       corpus: corpus prepared in the vocabulary of the weights, with masked sentences
         and questions as examples.
       name: name of the corpus, the prefix of its tasks' names.
-      questions: JSON lines of questions.
       split: split of the questions on which results are measured.
-      weights: folder of MiniLM.
-      work: folder of all runs.
       reader_steps, ict_steps, finetune_steps: updates; no fine-tuning if 0.
       span_scorer, score_unmasked: whether the reader's warm start also trains
         fine-tuning's span scorer, and on wordpieces that are not masked.
-      realm: REALM's updates from each start.
     """
 
     corpus: str

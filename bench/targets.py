@@ -36,11 +36,8 @@ class Figure:
     """A measured figure and its target.
 
     Attributes:
-      what: what was measured.
-      value: the figure; None if it could not be measured.
       target: what it should be, at least or at most.
       at_most: whether the target is a bound from above.
-      why: why there is no figure.
     """
 
     what: str
@@ -63,14 +60,7 @@ Bench = Callable[["Inputs"], Iterator[Figure]]
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the benches are given.
-
-    Attributes:
-      folder: for results.
-      corpus: a small corpus.
-      articles: its text.
-      peers: Python of the peers.
-    """
+    """What the benches are given."""
 
     folder: pathlib.Path
     corpus: pathlib.Path

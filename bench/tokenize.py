@@ -53,7 +53,6 @@ class Contestant:
 
     Attributes:
       start: returns the tokenizer, as it is before it has seen any text.
-      gives: what it gives of each wordpiece.
       threads: whether `tokenizers` may use all cores.
     """
 
@@ -218,7 +217,6 @@ class Differences:
     """Counts the passages in which two tokenizers differ, by cause.
 
     Attributes:
-      passages: passages seen.
       different: passages with other ids.
       causes: how many of them have a word that differs for that cause; a passage may
         have several.

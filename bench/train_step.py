@@ -75,14 +75,7 @@ _LENGTHS = ["full", "real"]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Sizes of a comparison.
-
-    Attributes:
-      layers, hidden, heads: of each encoder.
-      document: wordpieces of a document.
-      batch: sentences of an update.
-      query: wordpieces of a sentence.
-    """
+    """Sizes of each encoder, of documents and queries in wordpieces, and of a batch."""
 
     layers: int
     hidden: int
@@ -331,13 +324,7 @@ def models(size: Size, **settings: Any) -> tuple[Retriever, KnowledgeEncoder]:
 
 @dataclasses.dataclass
 class Runner:
-    """Starts measurements.
-
-    Attributes:
-      python: interpreter of the peers' environment.
-      steps: updates of a measurement.
-      rounds: measurements of each that takes part.
-    """
+    """Starts measurements."""
 
     python: pathlib.Path
     steps: int

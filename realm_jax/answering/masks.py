@@ -44,10 +44,8 @@ class _Sentence(NamedTuple):
     """A sentence with a mask.
 
     Attributes:
-      before: the text up to the mask.
       words: what is masked, or None if it is to be guessed.
       count: wordpieces to be guessed.
-      after: the text behind the mask.
     """
 
     before: str

@@ -234,11 +234,8 @@ class _Begun(NamedTuple):
 
     Attributes:
       rows: which questions are to be answered.
-      block_ids: the blocks that are read.
       scores: f(x, z) of each.
       body_starts: where the body begins in the reader's input.
-      bodies: the text of each block.
-      spans: what is read, on the devices.
     """
 
     rows: Int[np.ndarray, " some"]

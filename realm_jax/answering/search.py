@@ -81,8 +81,6 @@ class CorpusSearch:
     Attributes:
       retriever: the towers; the query tower is used.
       params: {"retriever": ...}, and what else the model has.
-      corpus: the blocks.
-      searcher: the index of this corpus.
       lengths: padded lengths, as in training.
       batch_size: questions that are searched at once; batches with fewer are padded, so
         that one shape is compiled for each padded length (`batches.py`).

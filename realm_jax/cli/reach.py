@@ -36,7 +36,6 @@ class Setting(NamedTuple):
       scope: names joined by slashes, or "".
       selector: complete name of the configurable, such as
         "realm_jax.training.pretrain.PretrainConfig".
-      parameter: name of the parameter.
     """
 
     scope: str

@@ -52,7 +52,6 @@ class Probe:
     """Texts to search with, and the judgement of what they find.
 
     Attributes:
-      name: `SENTENCES` or `QUERIES`.
       texts: the texts, as words for BM25.
       ids: int32 [query, length], `[CLS] x [SEP]`.
       judge: maps the scores of all blocks for some of the texts, and their numbers, to

@@ -159,11 +159,7 @@ class Reply:
     """An answer with the question and the version it was made from.
 
     Attributes:
-      question: the question as asked.
       read_as: the part of it that the model reads.
-      answer: the answer.
-      version: the version that answered.
-      seconds: duration in seconds.
     """
 
     question: str

@@ -6,6 +6,7 @@ is readable on a light and on a dark page. Text remains text.
 """
 
 import dataclasses
+import functools
 import io
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -92,7 +93,6 @@ class _Chart:
     """How a metric is drawn.
 
     Attributes:
-      title: its title.
       caption: below it; {held_out_questions} becomes the questions with their split.
       text: formats a value; where it is `percent`, no axis goes beyond 0 and 1, unless
         a value does.
@@ -108,13 +108,14 @@ class _Chart:
 
 
 _COUNT, _DECIMALS, _SECONDS = "{:,.0f}".format, "{:,.2f}".format, "{:,.3f}".format
+# Whose axis need not include zero.
+_FREE = functools.partial(_Chart, from_zero=False)
+_SMOOTH = functools.partial(_FREE, smooth=True)
 _CHARTS = {
-    curves_lib.LOSS: _Chart(
+    curves_lib.LOSS: _SMOOTH(
         "Loss",
         "Of training examples, the mean over the steps since the line before.",
         _DECIMALS,
-        smooth=True,
-        from_zero=False,
     ),
     curves_lib.UTILITY: _Chart(
         "Retrieval utility, training sentences",
@@ -143,11 +144,10 @@ _CHARTS = {
         "Validation split: mean p(null|x), how much of the retrieval goes to no "
         "document at all.",
     ),
-    curves_lib.RECALL: _Chart(
+    curves_lib.RECALL: _FREE(
         "Recall@5, held-out questions",
         "Always the same {held_out_questions}, searched whenever a new index came into "
         "use.",
-        from_zero=False,
     ),
     curves_lib.INDEX_AGE_STEPS: _Chart(
         "Age of the index",
@@ -159,15 +159,13 @@ _CHARTS = {
         "Distance of a block's embedding in the index from a fresh one, as a share of "
         "its length, when the index was replaced.",
     ),
-    "kept_neighbours": _Chart(
+    "kept_neighbours": _FREE(
         "Neighbours that stayed",
         "Share of the first 8 blocks of a query that a new index finds, too.",
-        from_zero=False,
     ),
-    "same_neighbours": _Chart(
+    "same_neighbours": _FREE(
         "Queries answered alike",
         "Share of the queries for which both indexes find the same first 8 blocks.",
-        from_zero=False,
     ),
     "retrieval_kl": _Chart(
         "Divergence of p(z|x)",
@@ -190,24 +188,19 @@ _CHARTS = {
         "Progress of the index builder",
         "How much of the next index was embedded.",
     ),
-    "in_batch_accuracy": _Chart(
+    "in_batch_accuracy": _SMOOTH(
         "Right block in the batch",
         "How often a training sentence ranks its own block first among those of its "
         "batch.",
-        smooth=True,
-        from_zero=False,
     ),
-    "answer_read": _Chart(
+    "answer_read": _SMOOTH(
         "Answer among what is read",
         "Training questions with a right span in one of the blocks that are read.",
-        smooth=True,
-        from_zero=False,
     ),
-    "dev_exact_match": _Chart(
+    "dev_exact_match": _FREE(
         "Exact match, held-out questions",
         "Always the same questions, which are not trained on; the checkpoint that "
         "answers most of them is kept, evaluated and asked.",
-        from_zero=False,
     ),
     "examples_per_second": _Chart(
         "Speed",

@@ -8,7 +8,7 @@ under every label.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -122,7 +122,6 @@ class ControlComparison:
     """The chain and the same chain without REALM updates.
 
     Attributes:
-      figures: metrics in the order in which they were measured.
       realm_time: time of pre-training; None if it was not measured.
       control_time: time of the continued warm start instead; None likewise.
     """
@@ -171,12 +170,9 @@ def compare(per_question: Measured, baselines: Measured | None = None) -> Compar
 
     `baselines` are values of what was not trained.
     """
-    differences = [
-        difference
-        for (before, ours), (after, theirs) in itertools.pairwise(per_question.items())
-        for difference in _differences(before, ours, after, theirs)
-    ]
-    return Comparison(rows_of(per_question), differences, rows_of(baselines or {}))
+    return _compared(
+        per_question, itertools.pairwise(per_question), rows_of(baselines or {})
+    )
 
 
 def compare_with_baselines(
@@ -188,25 +184,23 @@ def compare_with_baselines(
     """
     if not baselines:
         return Comparison()
+    label, values = model
+    return _compared({**baselines, label: values}, ((one, label) for one in baselines))
+
+
+def _compared(
+    measured: Measured,
+    pairs: Iterable[tuple[str, str]],
+    baselines: Sequence[ComparisonRow] = (),
+) -> Comparison:
     differences = [
-        difference
-        for label, values in baselines.items()
-        for difference in _differences(label, values, *model)
-    ]
-    return Comparison(rows_of({**baselines, model[0]: model[1]}), differences)
-
-
-def _differences(
-    before: str,
-    ours: Mapping[str, np.ndarray],
-    after: str,
-    theirs: Mapping[str, np.ndarray],
-) -> list[Difference]:
-    return [
         Difference(before, after, name, paired_bootstrap_difference(ours[name], values))
-        for name, values in theirs.items()
+        for before, after in pairs
+        for ours in (measured[before],)
+        for name, values in measured[after].items()
         if name in ours
     ]
+    return Comparison(rows_of(measured), differences, baselines)
 
 
 def rows_of(per_question: Measured) -> list[ComparisonRow]:

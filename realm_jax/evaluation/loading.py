@@ -121,10 +121,6 @@ class TrainedModel:
     """A trained model that searches a corpus; its own retriever embeds documents.
 
     Attributes:
-      run: its parameters, and what it was trained on.
-      models: sizes and lengths.
-      searcher: "device" or "scann".
-      embed: configuration for making a missing index.
       index_step: step of the index that belongs to the model.
       donors: other runs whose indexes may be reused.
     """

@@ -27,8 +27,6 @@ class Prediction:
     """The answer to a question whose right answers are known.
 
     Attributes:
-      question: the question with its reference answers.
-      answer: the answer, with the blocks that were read.
       outcome: whether it is right by `metrics.answers.is_right`, else what was wrong.
       f1: `metrics.answers.token_f1`; None if the answers are patterns.
     """

@@ -26,11 +26,8 @@ class StageRecalls:
     """Recall of the same questions by the retrievers of several stages.
 
     Attributes:
-      recall_at: the values of k in recall@k.
-      embed: configuration for making a missing index.
       donors: model directories whose indexes may be copied from.
       tick: called when an index is there; may raise `StoppedError`.
-      stop: ends the making of an index.
     """
 
     corpus: BlockStore

@@ -14,9 +14,7 @@ class StageWork:
     """Speed and time of a stage, averaged over all its lines of metrics.
 
     Attributes:
-      stage: name as in `metrics.jsonl`.
       time_shares: share of each measured `Part`, by its value; they add up to 1.
-      examples_per_second: examples per second of the whole stage.
       padding_share: share of padding among computed positions; None if not measured.
       model_tflops_per_second: of the whole job; None if not measured.
       model_flops_utilization: share of the devices' peak; None if that is not known.

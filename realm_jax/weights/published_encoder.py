@@ -62,12 +62,7 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 @dataclasses.dataclass(frozen=True)
 class DenseLayer:
-    """The dense layer after pooling, whose weights are in a folder.
-
-    Attributes:
-      size: number of its outputs.
-      activation: what is applied to them.
-    """
+    """The dense layer after pooling, whose weights are in a folder."""
 
     folder: pathlib.Path
     size: int
@@ -79,11 +74,8 @@ class SentenceEncoder:
     """What a folder says of its encoder.
 
     Attributes:
-      folder: the folder.
-      bert: the encoder.
       is_bare: whether the folder says nothing of how an embedding is made.
       pooling: as in `RetrieverConfig`.
-      dense: the dense layer, or None.
       normalize: whether an embedding is divided by its length.
       query_prompt: what stands in front of a query, "" for nothing.
       document_prompt: likewise, of a document.

@@ -92,7 +92,6 @@ class Reading:
     Attributes:
       max_span: length of the longest span, in wordpieces.
       layer_norm_epsilon: epsilon of the scorer's LayerNorm.
-      num_read: blocks that are read per question.
       length: wordpieces of question and block together.
     """
 
@@ -108,7 +107,6 @@ class PublishedModel:
 
     Attributes:
       name: its class in `transformers`.
-      bert: the encoder of all its parts.
       towers: "tower", or "query_tower" and "document_tower"; empty without any.
       reader: parameters of a `KnowledgeEncoder` or, with `reading`, a `SpanReader`.
       reading: how the span reader is used; None if there is none.

@@ -65,9 +65,7 @@ class TokenClassifier:
     """A BERT with a linear layer at every position.
 
     Attributes:
-      config: configuration of the encoder.
       labels: names of the classes.
-      vocabulary: the tokenizer it was trained with.
       params: {"bert": ..., "kernel": [embed, label], "bias": [label]}, float32.
     """
 
