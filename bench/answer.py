@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import gzip
 import itertools
-import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 
 from bench import minilm
 from bench.command import command_line, make_parser, publish, reporting
+from bench.index_corpus import read_questions
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.answering.reader import Answerer
@@ -172,13 +172,6 @@ def _first(flags: argparse.Namespace) -> str:
     return str(chosen)
 
 
-def _questions(path: pathlib.Path, count: int) -> list[str]:
-    lines = path.read_text().strip().split("\n")
-    # Spread over the file, because neighbours are often about one article.
-    rows = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
-    return [json.loads(lines[row])["question"] for row in rows]
-
-
 def markdown(runs: Sequence[Mapping[str, Any]], command: str) -> str:
     """Returns the table with its command, machine and date."""
     heads = [
@@ -226,7 +219,7 @@ def main() -> None:
                 f"expected JSON lines of questions, found no {flags.questions}; name "
                 "a file of them"
             )
-        questions = _questions(flags.questions, flags.count)
+        questions = read_questions(flags.questions, flags.count)
         passages = _first(flags)
         runs = [
             measure(_corpus(flags, passages, lengths), questions, lengths, flags.rounds)

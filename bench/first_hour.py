@@ -57,36 +57,25 @@ def measure(
     write_articles(handbook, language, articles)
     questions = [f"--questions={_QUESTIONS / language}.jsonl"] if asked else []
     find = ["ask"] if asked else ["search", "--k=1"]
+    local = [sys.executable, "-m", "tpu_launch", "local"]
     realm = str(pathlib.Path(sys.executable).parent / "realm")
     seconds = {
         "init": run_step([realm, "init", run, f"--source={articles}", *questions], log),
-        "chain": run_step(
-            [
-                sys.executable,
-                "-m",
-                "tpu_launch",
-                "local",
-                f"--gin_file={run}/chain.gin",
-            ],
-            log,
-        ),
+        "chain": run_step([*local, f"--gin_file={run}/chain.gin"], log),
         "answer": run_step([realm, find[0], run, _ASKED[language], *find[1:]], log),
     }
-    store = BlockStore.open(run / "corpus")
+    store, chain = BlockStore.open(run / "corpus"), (run / "chain.gin").read_text()
     row = {
         "language": language,
         "questions": asked,
         "documents": store.info.get("num_documents"),
         "blocks": store.num_blocks,
-        "starts": "MiniLM"
-        if "minilm" in (run / "chain.gin").read_text()
-        else "nothing",
+        "starts": "MiniLM" if "minilm" in chain else "nothing",
         "seconds": seconds,
     }
     if asked:
-        row["measured"] = _measured(
-            json.loads((run / "evaluate/report.json").read_text())
-        )
+        report = (run / "evaluate/report.json").read_text()
+        row["measured"] = _measured(json.loads(report))
     return row
 
 

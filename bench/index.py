@@ -13,6 +13,7 @@ of docs/benchmarks.md.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench import index_tables
 from bench.command import make_parser
@@ -29,6 +30,9 @@ from bench.index_embeddings import EmbeddingFiles, invent
 from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
 from bench.machine import machine, today
 from realm_jax.errors import BadInputError
+
+if TYPE_CHECKING:
+    from bench.index_refresh import RefreshPlan
 
 # Each process that searches imports this file to find its function, so what needs JAX
 # is imported by the part that needs it.
@@ -101,39 +105,32 @@ def measure_embed(arguments: argparse.Namespace, folder: Folder) -> dict[str, An
 
 def measure_publish(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
     """Measures the time from the builder's commit to the trainer's swap."""
-    from bench.index_refresh import RefreshPlan, measure_publishing
+    from bench.index_refresh import measure_publishing
 
-    return measure_publishing(
-        RefreshPlan(
-            folder,
-            arguments.model,
-            publish_blocks=arguments.publish_blocks,
-            num_swaps=arguments.num_swaps,
-        )
-    )
+    return measure_publishing(_refresh_plan(arguments, folder))
 
 
 def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
     """Measures steps per second with and without a builder on another core."""
-    from bench.index_refresh import RefreshPlan, measure_beside_builder
+    from bench.index_refresh import measure_beside_builder
 
-    return measure_beside_builder(
-        RefreshPlan(
-            folder,
-            arguments.model,
-            trained_blocks=arguments.trained_blocks,
-            phase_seconds=arguments.phase_seconds,
-            num_pairs=arguments.num_pairs,
-        )
-    )
+    return measure_beside_builder(_refresh_plan(arguments, folder))
 
 
 def measure_size(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
     """Measures seconds per step over indexes of every size, with ScaNN."""
-    from bench.index_refresh import RefreshPlan, measure_sizes
+    from bench.index_refresh import measure_sizes
 
-    plan = RefreshPlan(folder, arguments.model)
+    plan = _refresh_plan(arguments, folder)
     return measure_sizes(plan, arguments.blocks, arguments.num_steps)
+
+
+def _refresh_plan(arguments: argparse.Namespace, folder: Folder) -> "RefreshPlan":
+    from bench.index_refresh import RefreshPlan
+
+    given = vars(arguments) | {"folder": folder}
+    names = (field.name for field in dataclasses.fields(RefreshPlan))
+    return RefreshPlan(**{name: given[name] for name in names if name in given})
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Folder], Any]] = {

@@ -103,17 +103,20 @@ def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree
     return trained.config, jax.device_put(trained.params)
 
 
+def read_questions(path: str | pathlib.Path, count: int) -> list[str]:
+    """Returns at most so many of a file's questions."""
+    # Not splitlines: a question may contain other line separators.
+    lines = pathlib.Path(path).read_text().strip().split("\n")
+    # Spread over the file, because neighbours are often about one article.
+    picked = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
+    return [json.loads(lines[line])["question"] for line in picked]
+
+
 def _question_ids(
     store: BlockStore, files: Sequence[str], count: int
 ) -> Int[np.ndarray, "query length"]:
     share = -(-count // len(files))
-    texts = []
-    for path in files:
-        # Not splitlines: a question may contain other line separators.
-        lines = pathlib.Path(path).read_text().strip().split("\n")
-        # Spread over the file, because neighbours are often about one article.
-        picked = np.linspace(0, len(lines) - 1, min(share, len(lines))).astype(int)
-        texts += [json.loads(lines[line])["question"] for line in np.unique(picked)]
+    texts = [text for path in files for text in read_questions(path, share)]
     rows = [
         query_row(encoding.ids, _QUERY_LENGTH, store.vocabulary)
         for encoding in store.vocabulary.encode_batch(texts[:count])

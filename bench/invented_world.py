@@ -149,19 +149,10 @@ class _Language:
         # Words have three letters or more, so that none is a name.
         words = [f"{a}{b}{c}" for a in syllables for b in "lnrs" for c in vowels]
         self._rng.shuffle(words)
-        needed = 2 * _WORDS_PER_RELATION
         self._relations = [
-            (
-                words.pop(),
-                words.pop(),
-                words.pop(),
-                words.pop(),
-                words.pop(),
-                words.pop(),
-            )
+            tuple(words.pop() for _ in range(2 * _WORDS_PER_RELATION))
             for _ in range(config.num_relations)
         ]
-        assert all(len(relation) == needed for relation in self._relations)
         self._values = [words.pop() for _ in range(config.num_values)]
         self.vocabulary = WordPiece(
             ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]

@@ -140,26 +140,21 @@ def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str,
         return
     # Of a damaged report, and of one of a version that lacks a field, there are none.
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        report = unseal(store.read(JSON_NAME), required=False)
-        yield from _rows_of_report(report, corpus)
-
-
-def _rows_of_report(report: Any, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:
-    run = report["run"]
-    if run["corpus"]["fingerprint"] != corpus.fingerprint:
-        return
-    of = f"`realm evaluate`, split {run['split']}"
-    comparison = report["comparison"]
-    for row in [*comparison["baselines"], *comparison["rows"]]:
-        recalls = [
-            f"{metric} {100 * value['mean']:.1f} % "
-            f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
-            for metric, value in row["metrics"].items()
-            if metric.startswith("recall@")
-        ]
-        if recalls:
-            count = next(iter(row["metrics"].values()))["count"]
-            yield f"{count} of {of}", row["label"], ", ".join(recalls)
+        report: Any = unseal(store.read(JSON_NAME), required=False)
+        run, comparison = report["run"], report["comparison"]
+        if run["corpus"]["fingerprint"] != corpus.fingerprint:
+            return
+        of = f"`realm evaluate`, split {run['split']}"
+        for row in [*comparison["baselines"], *comparison["rows"]]:
+            recalls = [
+                f"{metric} {100 * value['mean']:.1f} % "
+                f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
+                for metric, value in row["metrics"].items()
+                if metric.startswith("recall@")
+            ]
+            if recalls:
+                count = next(iter(row["metrics"].values()))["count"]
+                yield f"{count} of {of}", row["label"], ", ".join(recalls)
 
 
 def _training_rows(run: FinishedRun) -> Iterator[tuple[str, str, str]]:
