@@ -309,12 +309,10 @@ def _read_files(files: Sequence[str]) -> dict[str, tuple[str, reach.Setting]]:
 
 
 def _found(file: str) -> str:
-    """Returns the file, or the shipped one of its name.
-
-    Gin would take runs/ in the working directory for a package and fail.
-    """
+    """Returns the file, or the shipped one of its name."""
     if pathlib.Path(file).exists():
         return file
+    # Gin would take runs/ in the working directory for a package and fail.
     shipped = (folder / file for folder in GIN_FILE_FOLDERS)
     return next((str(path) for path in shipped if path.is_file()), file)
 

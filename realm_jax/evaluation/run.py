@@ -405,11 +405,7 @@ class _Evaluation:
         comparisons.ControlComparison | None,
         tuple[FinetunedModel, OpenQaEvaluation] | None,
     ]:
-        """Compares the control, if there is one, with the chain.
-
-        Returns the comparison, and the control's fine-tuned model with what it
-        answered.
-        """
+        """Compares the control with the chain; returns its model and answers, too."""
         config, warm_started = self._config, self._config.control_warm_started
         without_realm: dict[str, Values] = {}
         began = by_control = None
@@ -455,10 +451,7 @@ class _Evaluation:
         return open_finished(model_dir, stage, self._wanted(), checkpoint)
 
     def _wanted(self, models: ModelFactory | None = None) -> dict[str, Any]:
-        """Returns what runs must be of, those of pre-training if no models are given.
-
-        Questions may have another padded length than sentences.
-        """
+        """Returns what runs must be of; questions may have another padded length."""
         config = self._config
         return wanted_of(
             models or config.models,

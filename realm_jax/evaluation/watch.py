@@ -53,10 +53,7 @@ def _of_version(config: EvaluateConfig, newest: str) -> EvaluateConfig:
 
 
 def _newest(config: EvaluateConfig) -> tuple[str, State | None]:
-    """Returns the newest version of the corpus, and what would be evaluated now.
-
-    That is None while a stage trains.
-    """
+    """Returns the newest corpus, and what would be evaluated (None in training)."""
     newest, steps = newest_version(config.corpus), []
     for model_dir in config.measured_dirs:
         found = open_run(model_dir)

@@ -418,10 +418,7 @@ class Bert(Encoder):
         positions: Int[Array, "batch position"],
         deterministic: bool,
     ) -> Float[Array, "batch position embed"]:
-        """Returns the last layer's output at some positions, given the first's input.
-
-        It does what `self.layers` does, but of the last layer only those positions.
-        """
+        """Runs `self.layers`, but computes only some positions of the last layer."""
         config = self.config
         rate = max(config.dropout_rate, config.attention_dropout)
         drops = not deterministic and rate > 0
