@@ -78,11 +78,7 @@ class Mutant(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a mutant.
-
-    Attributes:
-      by: the test that failed, or "".
-    """
+    """What became of a mutant, and the test that failed, if any."""
 
     mutant: Mutant
     outcome: str

@@ -28,7 +28,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench.machine import machine
-from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
+from bench.minilm import (
+    LENGTHS,
+    fill_in,
+    load_searcher,
+    models,
+    optimizer,
+    reader_config,
+    restored,
+)
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
 from realm_jax.evaluation.loading import FinetunedModel
@@ -42,12 +50,10 @@ from realm_jax.metrics.retrieval import (
 )
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
-from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK
@@ -273,15 +279,14 @@ class Measures:
 
     def recall(self, start: str, model_dir: str, *donors: str) -> dict[str, np.ndarray]:
         """Returns recall of a stage's retriever, over a copied or newly built index."""
-        store = open_store(model_dir)
-        restored = restore_params(store)
-        assert restored is not None
+        trained = restored(model_dir)
         config = models(start).retriever_config(self._store.vocabulary.size)
-        params = restored.tree["retriever"]
+        params = trained.tree["retriever"]
         source = IndexSource(
-            store, self._store, config, self._study.embed, "device", donors=donors
+            *(open_store(model_dir), self._store, config, self._study.embed, "device"),
+            donors=donors,
         )
-        searcher = source.build(restored.step, params).searcher
+        searcher = source.build(trained.step, params).searcher
         recalls = self._questions.recalls(config, params, searcher, RECALL_AT)
         return {f"recall@{k} before": hits for k, hits in recalls.items()}
 
@@ -294,15 +299,11 @@ class Measures:
         that contains it may be about something else.
         """
         config = models(start).retriever_config(self._store.vocabulary.size)
-        store = open_store(model_dir)
-        restored = restore_params(store)
-        assert restored is not None
-        source = IndexSource(store, self._store, config, self._study.embed, "device")
-        index = source.load(restored.step)
-        assert index is not None
-        examples = open_examples(self._store, f"{self._study.name}_salient", "train")
+        trained = restored(model_dir)
+        searcher = load_searcher(model_dir, self._store, config, trained.step)
         spans = fill_in(
-            config, restored.tree, self._store, examples, index.searcher, 480
+            *(config, trained.tree, self._store, self._study.name, "train"),
+            *(searcher, 480),
         )
         found = spans.block_ids[:, 1:] != NULL_BLOCK
         holds = found & holds_answer(

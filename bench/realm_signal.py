@@ -30,7 +30,7 @@ import numpy as np
 import optax
 
 from bench.machine import machine
-from bench.minilm import LENGTHS, fill_in, held_out_questions, models
+from bench.minilm import LENGTHS, fill_in, held_out_questions, models, restored
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
@@ -41,11 +41,8 @@ from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.reader_documents import holds_answer
-from realm_jax.training.stage import open_examples
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
 RECALL_AT = (1, 5, 20)
@@ -84,9 +81,7 @@ class Bench:
         store = BlockStore.open(study.corpus)
         self._store = store
         self.config = models("weak").retriever_config(store.vocabulary.size)
-        restored = restore_params(open_store(model_dir))
-        assert restored is not None
-        self._params = jax.device_get(restored.tree)
+        self._params = jax.device_get(restored(model_dir).tree)
         tower = self._params["retriever"][QUERY_TOWER]
         self.projection = {k: tower[k] for k in ("projection", "projection_norm")}
         self.blocks = embed_blocks(
@@ -122,10 +117,9 @@ class Bench:
         return np.concatenate([np.asarray(run(params, part)) for part in parts])
 
     def _read(self, study: Study, count: int) -> Sentences:
-        examples = open_examples(self._store, f"{study.name}_salient", "train")
-        searcher = make_searcher("device", self.blocks)
         found = fill_in(
-            self.config, self._params, self._store, examples, searcher, count
+            *(self.config, self._params, self._store, study.name, "train"),
+            *(make_searcher("device", self.blocks), count),
         )
         own_likelihood, has_own = self._read_own(found.batch)
         source = np.asarray(found.batch.source_block)

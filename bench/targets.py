@@ -33,12 +33,7 @@ _NUM_ARTICLES = 200
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A measured figure and its target.
-
-    Attributes:
-      target: what it should be, at least or at most.
-      at_most: whether the target is a bound from above.
-    """
+    """A measured figure and its target, a bound from above if `at_most`."""
 
     what: str
     value: float | None

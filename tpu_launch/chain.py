@@ -185,11 +185,7 @@ class Chain:
 
 
 class ChainCommands:
-    """The command lines of a chain's stages.
-
-    Attributes:
-      stages: the stages, in order.
-    """
+    """The command lines of a chain's stages."""
 
     def __init__(
         self, chain: Chain, gin_files: Sequence[str], passed_on: Sequence[str] = ()

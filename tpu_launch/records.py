@@ -51,7 +51,6 @@ class LaunchRecord:
     """What was launched, and where.
 
     Attributes:
-      id: id of the run.
       backend: "gke", "tpu_vm" or "local".
       roles: role -> its machines, in words.
       time: time of the launch, in Unix seconds.

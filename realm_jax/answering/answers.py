@@ -13,8 +13,6 @@ class Document:
     """A block of the corpus that was retrieved for a text.
 
     Attributes:
-      block_id: number of the block in the corpus.
-      text: the block's body.
       score: f(x, z), the inner product of the two embeddings.
     """
 

@@ -55,13 +55,10 @@ class Overlap(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class AnswerErrors:
-    """Shares of the questions; all but `oracle` add up to 1.
+    """Shares of the questions, by `Outcome`; all but `oracle` add up to 1.
 
     Attributes:
-      right: answered right.
       retriever: no block that was read contains an answer.
-      wrong_block: the reader preferred a block without one.
-      wrong_span: the reader chose another span of a block with one.
       oracle: what a reader that always chooses right would answer.
     """
 

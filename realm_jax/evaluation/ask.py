@@ -156,11 +156,7 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """An answer with the question and the version it was made from.
-
-    Attributes:
-      read_as: the part of it that the model reads.
-    """
+    """An answer with its question, what of that was read, and the corpus's version."""
 
     question: str
     read_as: str

@@ -156,7 +156,6 @@ class RecordedStage:
     """A stage of a run with what its command recorded at each of its starts.
 
     Attributes:
-      stage: name as in `metrics.jsonl`.
       starts: in the order of time; empty for a directory of an earlier version, which
         recorded nothing.
     """

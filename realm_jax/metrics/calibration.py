@@ -12,12 +12,7 @@ from realm_jax.metrics.retrieval import Interval, bootstrap_interval
 
 @dataclasses.dataclass(frozen=True)
 class ConfidenceBin:
-    """Predictions of similar confidence.
-
-    Attributes:
-      confidence: mean probability that the model gave them.
-      accuracy: share of them that are right.
-    """
+    """Predictions of similar confidence: its mean, and the share that is right."""
 
     confidence: float
     accuracy: Interval

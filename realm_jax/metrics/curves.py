@@ -69,13 +69,7 @@ class Level(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A diagnosis in one line.
-
-    Attributes:
-      level: its severity.
-      text: the finding.
-      advice: what to do about it, if anything.
-    """
+    """A diagnosis in one line, and what to do about it, if anything."""
 
     level: Level
     text: str

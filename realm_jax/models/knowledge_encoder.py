@@ -24,7 +24,6 @@ class KnowledgeEncoder(nn.Module):
     """BERT with its masked-LM head.
 
     Attributes:
-      config: the encoder.
       span_scorer: whether to add the span reader's scorer, for `span_selection`.
     """
 

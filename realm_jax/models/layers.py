@@ -165,7 +165,6 @@ class LayerNorm(nn.Module):
     Attributes:
       epsilon: added to the variance. 1e-12 in BERT and in the published REALM
         embedder, 1e-3 in ORQA's span reader.
-      dtype: dtype of the result.
       recomputes: whether the backward pass keeps only the input.
     """
 
@@ -200,11 +199,8 @@ class Embedding(nn.Module):
     """An embedding table, with a vector for each id.
 
     Attributes:
-      num_embeddings: rows of the table.
-      features: columns of the table.
       row_axis: logical axis of the rows.
       stddev: standard deviation of the truncated normal initialisation.
-      dtype: dtype of the result.
     """
 
     num_embeddings: int

@@ -48,7 +48,6 @@ class SpanReader(nn.Module):
     fine-tuning can start from the pre-trained encoder.
 
     Attributes:
-      config: configuration of the encoder.
       max_span: length of the longest span, in wordpieces.
       layer_norm_epsilon: epsilon of the scorer's LayerNorm.
     """

@@ -91,7 +91,6 @@ class Reading:
 
     Attributes:
       max_span: length of the longest span, in wordpieces.
-      layer_norm_epsilon: epsilon of the scorer's LayerNorm.
       length: wordpieces of question and block together.
     """
 
