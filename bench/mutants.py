@@ -293,12 +293,6 @@ def read(path: pathlib.Path | None) -> dict[tuple[str, ...], Result]:
     return {one.mutant.key: one for one in results}
 
 
-def _append(path: pathlib.Path, result: Result) -> None:
-    row = {**result._asdict(), "mutant": result.mutant._asdict()}
-    with path.open("a") as output:
-        output.write(json.dumps(row) + "\n")
-
-
 def _chosen(
     checkout: pathlib.Path, flags: argparse.Namespace
 ) -> Iterator[tuple[Mutant, bytes]]:
@@ -334,7 +328,9 @@ def main() -> None:
         for mutant, source in _chosen(checkout, flags):
             if mutant.key not in known:
                 result = tests.attempt(mutant, source)
-                _append(flags.output, result)
+                row = {**result._asdict(), "mutant": mutant._asdict()}
+                with flags.output.open("a") as output:
+                    output.write(json.dumps(row) + "\n")
                 print(*mutant, *result[1:], sep="\t", flush=True)
         results = read(flags.again) | read(flags.output)
         text = as_table(results.values(), read(flags.before).values())

@@ -36,14 +36,11 @@ for _folder in GIN_FILE_FOLDERS:
     gin.add_config_file_search_path(str(_folder))
 renamed.read_gin_files_by_old_names()
 
-
-def _is_not_of_the_search(record: logging.LogRecord) -> bool:
-    return record.pathname != gin.resource_reader.__file__
-
-
 # Gin logs each folder without the file as an error, by the root logger. A logger's
 # filter sees what is logged by that logger itself, so all others are as they were.
-logging.getLogger().addFilter(_is_not_of_the_search)
+logging.getLogger().addFilter(
+    lambda record: record.pathname != gin.resource_reader.__file__
+)
 
 # The exceptions that gin raises about a file; it has no class of its own.
 _GIN_RAISES = (

@@ -17,6 +17,8 @@ import gin
 from realm_jax.cli import reach
 from realm_jax.stages import StageSpec
 
+# What a command line can say, and not an object.
+_PLAIN = (bool, int, float, str, tuple, type(None))
 _WIDTH = 80
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n   .*)*)", re.MULTILINE)
 
@@ -35,7 +37,8 @@ def settings_help(spec: StageSpec) -> str:
         docs = field_docs(config)
         for field in dataclasses.fields(config):
             is_bound = reach.Setting("", selector, field.name) in bound
-            if field.name in docs and not is_bound and _is_plain(field.default):
+            is_plain = isinstance(field.default, _PLAIN)
+            if field.name in docs and not is_bound and is_plain:
                 name = field.name.upper()
                 lines += _described(name, _shown(field.default), docs[field.name])
     return "\n".join(lines)
@@ -76,8 +79,3 @@ def _shown(value: Any) -> str:
     if repr(value) == "%gin.REQUIRED":
         return " (required)"
     return f" = {json.dumps(value) if isinstance(value, str) else repr(value)}"
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether this is what a command line can say, and not an object."""
-    return value is None or isinstance(value, (bool, int, float, str, tuple))

@@ -217,7 +217,9 @@ def measure(
     bm25, numerics = bm25_scorer(corpus), _numerics(after, corpus)
     add(BM25, lambda probe, rows: bm25(probe.texts[rows.start : rows.stop]))
     baselines = [BM25]
-    if not _is_as_published(before, corpus):
+    config = before.models.retriever_config(corpus.vocabulary.size)
+    # Else the retriever begins with the order that the cosine gives.
+    if config.projected or not config.normalize:
         baselines.append(ENCODER)
         add(ENCODER, _without_projection(before, corpus, numerics))
     add(BEFORE, _with_index(before, corpus, numerics, stop, donor=after.model_dir))
@@ -268,12 +270,6 @@ def _with_index(
     manifest = source.load_or_build(model.run.step, params, stop).manifest
     rows = np.asarray(source.series.read_array(manifest, EMBEDDINGS), np.float32)
     return Dense(source.config, params, rows)
-
-
-def _is_as_published(model: PretrainedRetriever, corpus: BlockStore) -> bool:
-    """Returns whether a retriever begins with the order that the cosine gives."""
-    config = model.models.retriever_config(corpus.vocabulary.size)
-    return config.normalize and not config.projected
 
 
 def _without_projection(

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from realm_jax.evaluation.answer_errors import AnswerErrors, Overlap
+from realm_jax.evaluation.answer_errors import Overlap
 from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
@@ -200,8 +200,15 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             f"{answered.count:,} {questions} exactly right (95% interval "
             f"{span(answered)}){and_f1}.",
         )
-    if data.errors:
-        yield _lost(data.errors)
+    if errors := data.errors:
+        yield Finding(
+            Level.NEUTRAL,
+            "No block that was read has an answer to "
+            f"{percent(errors.retriever.mean)} of the questions "
+            f"({span(errors.retriever)}); the reader misses it in "
+            f"{percent(errors.wrong_span.mean)} and prefers a block without one in "
+            f"{percent(errors.wrong_block.mean)}.",
+        )
     if gain := data.same_reader.find_change(BM25, AFTER_FINETUNING, EXACT_MATCH):
         yield Finding(
             _side(gain),
@@ -227,16 +234,6 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             "could not find it.",
             _NOT_FOUND,
         )
-
-
-def _lost(errors: AnswerErrors) -> Finding:
-    return Finding(
-        Level.NEUTRAL,
-        f"No block that was read has an answer to {percent(errors.retriever.mean)} of "
-        f"the questions ({span(errors.retriever)}); the reader misses it in "
-        f"{percent(errors.wrong_span.mean)} and prefers a block without one in "
-        f"{percent(errors.wrong_block.mean)}.",
-    )
 
 
 def _chosen_checkpoint(chosen: ChosenCheckpoint) -> Finding:
