@@ -60,7 +60,14 @@ def publish(name: str, text: str, result: Any, flags: argparse.Namespace) -> Non
     if flags.page:
         replace_place(flags.page, name, text)
     if getattr(flags, "output", None):
-        flags.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_figures(flags.output, result)
+
+
+def write_figures(place: str | pathlib.Path, result: Any) -> None:
+    """Writes a file of figures, and its folder if need be."""
+    path = pathlib.Path(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def run_step(command: Sequence[object], log: pathlib.Path) -> float:

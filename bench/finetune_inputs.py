@@ -22,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from bench.command import command_line, make_parser, one_line_errors
+from bench.command import command_line, make_parser, one_line_errors, write_figures
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.block_writer import Block, write_blocks
@@ -180,7 +180,7 @@ def main() -> None:
                 print(f"{name}: {found[name][-1]}", flush=True)
         print(_markdown(found, sizes))
         if flags.output:
-            flags.output.write_text(json.dumps(found, indent=1) + "\n")
+            write_figures(flags.output, found)
 
 
 def _markdown(found: dict[str, list[dict[str, float]]], sizes: Sizes) -> str:

@@ -296,10 +296,7 @@ def markdown(result: Mapping[str, Any], command: str) -> str:
 def measure(
     sizes: Sizes, peers: pathlib.Path | None, torch_device: str
 ) -> dict[str, Any]:
-    """Returns all measurements.
-
-    The peers come first, since JAX keeps the memory of a GPU once it has used it.
-    """
+    """Measures everything, peers first: JAX keeps what it has used of a GPU."""
     of_peers = measure_peers(sizes, peers, torch_device) if peers else {}
     device = jax.devices()[0]
     if torch_device != "cpu" and device.platform == "cpu":

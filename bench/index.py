@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench import index_tables
-from bench.command import make_parser
+from bench.command import make_parser, write_figures
 from bench.index_embeddings import EmbeddingFiles, invent
 from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
 from bench.machine import machine, today
@@ -186,8 +186,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             measured[part] = PARTS[part](arguments, Folder(folder or scratch))
             measured["minutes"][part] = (time.monotonic() - began) / 60
             if arguments.output:
-                text = json.dumps(measured, indent=1) + "\n"
-                pathlib.Path(arguments.output).write_text(text)
+                write_figures(arguments.output, measured)
     return measured
 
 

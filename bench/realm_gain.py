@@ -27,6 +27,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bench.command import write_figures
 from bench.machine import machine
 from bench.minilm import (
     LENGTHS,
@@ -409,13 +410,10 @@ def _report(name: str, step: int, total: int, values: Mapping[str, float]) -> No
 def main() -> None:
     """Runs everything that has not been measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", required=True)
+    for name in ("corpus", "questions", "weights", "work", "output"):
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--name", default="vital")
-    parser.add_argument("--questions", required=True)
     parser.add_argument("--split", default="test")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--output", required=True)
     parser.add_argument("--starts", nargs="+", default=STARTS, choices=STARTS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--reader_steps", type=int, default=900)
@@ -453,9 +451,7 @@ def main() -> None:
                 "signal": signals[start],
                 "curves": {s: arms["curve"] for s, arms in by_start[start].items()},
             }
-            path = pathlib.Path(output)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
+            write_figures(output, result)
 
 
 if __name__ == "__main__":

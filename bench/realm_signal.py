@@ -20,8 +20,6 @@ Recall is measured on the questions of train and dev, which nothing here is trai
 
 import argparse
 import dataclasses
-import json
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bench.command import write_figures
 from bench.machine import machine
 from bench.minilm import LENGTHS, fill_in, held_out_questions, models, restored
 from bench.realm_gain import REALM, Study, make_start
@@ -314,7 +313,7 @@ def main() -> None:
                 {k: v["mean"] for k, v in found.items()},
                 flush=True,
             )
-    pathlib.Path(flags.output).write_text(json.dumps(result, indent=1) + "\n")
+    write_figures(flags.output, result)
 
 
 if __name__ == "__main__":

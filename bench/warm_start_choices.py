@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command import write_figures
 from bench.minilm import (
     LENGTHS,
     fill_in,
@@ -176,16 +177,13 @@ def _silent(step: int, total: int, values: Mapping[str, float]) -> None:
 def main() -> None:
     """Trains and measures every variant that has not been measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", required=True)
+    for name in ("corpus", "weights", "work", "output"):
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--name", default="vital")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--output", required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--examples", type=int, default=400)
     flags = parser.parse_args()
     output = pathlib.Path(flags.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
     measures = Measures(flags)
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
@@ -198,7 +196,7 @@ def main() -> None:
 
     def keep(kind: str, name: str, measured: dict[str, Any]) -> None:
         result[kind][name] = measured
-        output.write_text(json.dumps(result, indent=1) + "\n")
+        write_figures(output, result)
         print(name, measured, flush=True)
 
     model_dir = ""

@@ -60,10 +60,7 @@ def embed_questions(
     *,
     batch_size: int = _BATCH,
 ) -> Float[np.ndarray, "question projection"]:
-    """Embeds at least one question, in batches of a few lengths.
-
-    Questions are int32 [question, query].
-    """
+    """Embeds one or more questions, int32 [question, query], in a few lengths."""
     embed = query_embedder(config)
     lengths = np.count_nonzero(question_ids, axis=-1)
     order, parts = [], []

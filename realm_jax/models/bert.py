@@ -356,10 +356,7 @@ class Bert(Encoder):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Float[Array, "batch position embed"]:
-        """See `Encoder`; the last layer computes those positions alone.
-
-        That saves most of its work.
-        """
+        """See `Encoder`; the last layer computes no other positions, to save work."""
         if self.is_initializing():
             return _at(positions, self(ids, segment_ids, deterministic).sequence)
         self._require_positions(ids)
