@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import gzip
 import itertools
-import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench import minilm
+from bench.command import command_line, make_parser, publish, reporting
+from bench.index_corpus import read_questions
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.answering.reader import Answerer
@@ -32,7 +33,6 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.index.searchers import make_searcher
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
@@ -100,11 +100,7 @@ def measure(
 ) -> dict[str, Any]:
     """Times questions over a corpus by a random model and a random index.
 
-    Args:
-      corpus: the blocks.
-      questions: each is asked once alone, and in every round with the others.
-      lengths: padded lengths of the model.
-      rounds: how often all are asked at once.
+    Each question is asked once alone, and in every round with the others.
     """
     answerer = _random_answerer(corpus, lengths)
     began = time.perf_counter()
@@ -134,12 +130,7 @@ def measure(
 
 
 def _random_answerer(corpus: BlockStore, lengths: Lengths) -> Answerer:
-    bert = BertConfig(
-        *(corpus.vocabulary.size, 384, 6, 12, 1536),
-        activation="gelu",
-        scan_unroll=6,
-        products="auto",
-    )
+    bert = minilm.models("strong").bert(corpus.vocabulary.size)
     retriever, reader = RetrieverConfig(bert, pooling="mean"), SpanReader(bert)
     params, _ = initial_params(Retriever(retriever), reader, lengths, seed=0)
     shape = corpus.num_blocks, retriever.projection_size
@@ -181,13 +172,6 @@ def _first(flags: argparse.Namespace) -> str:
     return str(chosen)
 
 
-def _questions(path: pathlib.Path, count: int) -> list[str]:
-    lines = path.read_text().strip().split("\n")
-    # Spread over the file, because neighbours are often about one article.
-    rows = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
-    return [json.loads(lines[row])["question"] for row in rows]
-
-
 def markdown(runs: Sequence[Mapping[str, Any]], command: str) -> str:
     """Returns the table with its command, machine and date."""
     heads = [
@@ -218,9 +202,7 @@ def markdown(runs: Sequence[Mapping[str, Any]], command: str) -> str:
 
 def main() -> None:
     """Measures, prints and writes the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page")
     parser.add_argument("corpus", metavar="PASSAGES", help="JSON lines, perhaps .gz")
     parser.add_argument("questions", metavar="QUESTIONS", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="FOLDER")
@@ -228,20 +210,16 @@ def main() -> None:
     parser.add_argument("--passages", type=int, help="the first so many; all if not")
     parser.add_argument("--count", type=int, default=200, help="questions")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
     flags = parser.parse_args()
-    with one_line_errors():
-        flags.output.mkdir(parents=True, exist_ok=True)
-        written = argparse.Namespace(
-            page=flags.page, output=flags.output / "answer.json"
-        )
-        require_room("answer", written)
+    flags.output.mkdir(parents=True, exist_ok=True)
+    written = argparse.Namespace(page=flags.page, output=flags.output / "answer.json")
+    with reporting("answer", written):
         if not flags.questions.is_file():
             raise BadInputError(
                 f"expected JSON lines of questions, found no {flags.questions}; name "
                 "a file of them"
             )
-        questions = _questions(flags.questions, flags.count)
+        questions = read_questions(flags.questions, flags.count)
         passages = _first(flags)
         runs = [
             measure(_corpus(flags, passages, lengths), questions, lengths, flags.rounds)

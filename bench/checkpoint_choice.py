@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.blocks import BlockStore
@@ -43,11 +43,7 @@ _MEASUREMENTS = 8
 def fine_tune(
     run: pathlib.Path, questions: str, folder: pathlib.Path, steps: int, seed: int
 ) -> None:
-    """Fine-tunes the pre-trained model of a quickstart, or goes on doing so.
-
-    Raises:
-      BadInputError: `realm finetune` failed.
-    """
+    """Fine-tunes the pre-trained model of a quickstart, or goes on doing so."""
     files = ("models/minilm_l6", "hardware/cpu", "runs/finetune", "runs/quickstart")
     settings = {
         "MODEL_DIR": folder,
@@ -142,9 +138,7 @@ def _with_interval(found: Mapping[str, float], show: Any) -> str:
 
 def main() -> None:
     """Fine-tunes and measures, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument("run", type=pathlib.Path, help="a finished quickstart")
     parser.add_argument("--questions", required=True)
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 200])
@@ -152,11 +146,8 @@ def main() -> None:
     parser.add_argument(
         "--work", type=pathlib.Path, default=pathlib.Path("runs/checkpoint_choice")
     )
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     flags = parser.parse_args()
-    with one_line_errors():
-        require_room("checkpoint_choice", flags)
+    with reporting("checkpoint_choice", flags):
         results = compare(flags)
         heads = ["updates", "of the best, by seed", "last", "best on dev", "difference"]
         command = command_line(

@@ -14,25 +14,34 @@ from typing import Any
 from bench.tables import find_place, replace_place
 from realm_jax.errors import BadInputError
 
+_FILES = {"page": "page to write the tables to", "output": "JSON file of the figures"}
+
 
 def command_line(module: str, places: Mapping[str, object] | None = None) -> str:
     """Returns the command that was given, for a page.
 
-    Args:
-      module: the bench's module.
-      places: what to call a path instead, which is another on every machine.
+    `places` has what to call a path instead, which is another on every machine.
     """
     names = {str(place): name for name, place in (places or {}).items()}
     words = [names.get(word, word) for word in sys.argv[1:]]
     return shlex.join(["python", "-m", f"bench.{module}", *words])
 
 
-def require_room(name: str, flags: argparse.Namespace) -> None:
-    """Checks that `publish` will find `--page` and `--output`, before measuring.
+def make_parser(doc: str | None, *files: str) -> argparse.ArgumentParser:
+    """Returns a parser whose help is a module's docstring.
 
-    Raises:
-      BadInputError: the page or its place, or the folder of the output, is missing.
+    It has those options of `publish` that `files` names, "page" and "output".
     """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in files:
+        parser.add_argument(f"--{name}", type=pathlib.Path, help=_FILES[name])
+    return parser
+
+
+def require_room(name: str, flags: argparse.Namespace) -> None:
+    """Checks that `publish` will find `--page` and `--output`, before measuring."""
     if flags.page:
         find_place(flags.page, name)
     output = getattr(flags, "output", None)
@@ -43,30 +52,26 @@ def require_room(name: str, flags: argparse.Namespace) -> None:
 
 
 def publish(name: str, text: str, result: Any, flags: argparse.Namespace) -> None:
-    """Prints the text, and writes it to `--page` and the result to `--output`.
+    """Prints tables in Markdown, and writes them to the place of `--page`.
 
-    Args:
-      name: the place in the page.
-      text: tables in Markdown.
-      result: figures for JSON.
-      flags: has `page`, and perhaps `output`.
-
-    Raises:
-      BadInputError: the page has no such place.
+    The figures are written to `--output`, if there is that option.
     """
     print(text)
     if flags.page:
         replace_place(flags.page, name, text)
     if getattr(flags, "output", None):
-        flags.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_figures(flags.output, result)
+
+
+def write_figures(place: str | pathlib.Path, result: Any) -> None:
+    """Writes a file of figures, and its folder if need be."""
+    path = pathlib.Path(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def run_step(command: Sequence[object], log: pathlib.Path) -> float:
-    """Runs a command, its output appended to a file; returns its seconds.
-
-    Raises:
-      BadInputError: it failed.
-    """
+    """Runs a command, its output appended to a file; returns its seconds."""
     words = [str(word) for word in command]
     began = time.monotonic()
     with log.open("a") as output:
@@ -86,3 +91,11 @@ def one_line_errors() -> Iterator[None]:
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextlib.contextmanager
+def reporting(name: str, flags: argparse.Namespace) -> Iterator[None]:
+    """Has `publish` find its places before measuring; see `one_line_errors`, too."""
+    with one_line_errors():
+        require_room(name, flags)
+        yield

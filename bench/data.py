@@ -20,13 +20,15 @@ import pathlib
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
+from bench.command import make_parser
 from bench.machine import machine, today
+from bench.tokenize import BATCH, batched, documents_of
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import (
     INFO_FILE,
@@ -36,7 +38,6 @@ from realm_jax.data.blocks import (
     text_file,
 )
 from realm_jax.data.corpus import chunk_each
-from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import PreAnnotated
 from realm_jax.data.store_files import require_sound
@@ -44,14 +45,11 @@ from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import update_corpus
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
-from realm_jax.prepare.documents.open import open_source
-from realm_jax.prepare.documents.source import read_all
 from realm_jax.prepare.scratch import Workers
 from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.prepare.update_corpus import UpdateConfig
 from realm_jax.storage import file_stat
 
-_BATCH = 512
 _CHUNK_LENGTH = 288
 
 
@@ -59,10 +57,10 @@ def measure_wordpiece(arguments: argparse.Namespace) -> dict[str, Any]:
     """Compares token ids with those of `tokenizers`' BERT, and both speeds."""
     ours = WordPiece.load(arguments.vocabulary)
     theirs = BertWordPieceTokenizer(arguments.vocabulary, lowercase=True)
-    texts = [document.text for document in _documents(arguments.corpus)]
+    texts = [document.text for document in documents_of(arguments.corpus)]
     seconds = {"ours": 0.0, "theirs": 0.0}
     different = 0
-    for turn, batch in enumerate(_batched(texts)):
+    for turn, batch in enumerate(batched(texts)):
         runs: list[tuple[str, Callable]] = [
             ("ours", lambda batch=batch: [e.ids for e in ours.encode_batch(batch)]),
             ("theirs", lambda batch=batch: _peer_ids(theirs, batch)),
@@ -166,9 +164,9 @@ def measure_tags(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures the cost of tagging in blocks beyond that of the tagger itself."""
     vocabulary = WordPiece.load(arguments.vocabulary)
     tagger = tagger_by_name(arguments.tagger)
-    documents = list(itertools.islice(_documents(arguments.corpus), arguments.limit))
+    documents = list(itertools.islice(documents_of(arguments.corpus), arguments.limit))
     seconds = {"with_tags": 0.0, "without": 0.0, "tagger": 0.0}
-    for batch in _batched(documents):
+    for batch in batched(documents):
         began = time.perf_counter()
         made = chunk_each(batch, vocabulary, PreAnnotated(), _CHUNK_LENGTH).blocks
         seconds["without"] += time.perf_counter() - began
@@ -217,12 +215,12 @@ def measure_examples(arguments: argparse.Namespace) -> dict[str, Any]:
     examples = Examples.open(arguments.examples)
     began = 0.0
     for step in range(arguments.batches + 1):
-        examples.batch(examples.step_rows(step, batch_size=_BATCH, seed=0))
+        examples.batch(examples.step_rows(step, batch_size=BATCH, seed=0))
         began = began or time.perf_counter()
     seconds = time.perf_counter() - began
     return {
         "examples": len(examples),
-        "examples_per_second": arguments.batches * _BATCH / seconds,
+        "examples_per_second": arguments.batches * BATCH / seconds,
     }
 
 
@@ -295,17 +293,6 @@ def _drop_from_memory(folder: pathlib.Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _documents(corpus: str) -> Iterator[Document]:
-    records = read_all(open_source(corpus))
-    return (record for record in records if isinstance(record, Document))
-
-
-def _batched(items) -> Iterator[list]:
-    iterator = iter(items)
-    while batch := list(itertools.islice(iterator, _BATCH)):
-        yield batch
-
-
 def _peer_ids(tokenizer: BertWordPieceTokenizer, texts: list[str]) -> list[list[int]]:
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
@@ -351,9 +338,7 @@ def _resident_mib() -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--output", help="write the JSON object here too")
     parser.add_argument("--scratch", help="folder for what is built and dropped")
     commands = parser.add_subparsers(dest="command", required=True)

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.processes import PEERS_PYTHON, medians, require_peers, run_json
 from bench.tables import table
@@ -114,11 +114,7 @@ def _projected(
 
 
 def compare(case: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
-    """Returns what was measured of each; they take turns.
-
-    Raises:
-      BadInputError: a process failed, or found other embeddings.
-    """
+    """Returns what was measured of each; they take turns."""
     store = BlockStore.open(flags.corpus)
     block_ids = _blocks(store, flags.blocks)
     ids, segments = store.document_ids(block_ids, flags.document_length)
@@ -203,9 +199,7 @@ def markdown(result: Mapping[str, Any], command: str) -> str:
 
 def main() -> None:
     """Compares, or runs this project's part of a comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument(
         "corpus", help="as `realm prepare` made, in MiniLM's vocabulary"
     )
@@ -216,8 +210,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", type=pathlib.Path, default=PEERS_PYTHON)
     parser.add_argument("--quick", action="store_true", help="64 blocks, one round")
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     # This project's part of a comparison, which is started by the others.
     parser.add_argument("--case", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
@@ -227,9 +219,8 @@ def main() -> None:
         return
     if flags.quick:
         flags.blocks, flags.rounds, flags.repetitions = 64, 1, 1
-    with one_line_errors():
+    with reporting("embed", flags):
         require_peers(flags.peers)
-        require_room("embed", flags)
         with tempfile.TemporaryDirectory() as folder:
             result = compare(pathlib.Path(folder), flags)
         text = markdown(result, command_line("embed", {"CORPUS": flags.corpus}))

@@ -7,7 +7,6 @@ lengths, are written both ways to a folder that is dropped. Batches of random ro
 turns. The bytes for Wikipedia follow from the types that its 13 million blocks need.
 """
 
-import argparse
 import pathlib
 import tempfile
 import time
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.blocks import BlockStore
@@ -45,9 +44,7 @@ class Measured(NamedTuple):
     """One task's rows, stored in one way.
 
     Attributes:
-      name: the task.
       stored: "whole" or "references".
-      rows: number of rows.
       row_bytes: bytes of a row, without the places where sentences begin.
       wikipedia_bytes: the same for the blocks of Wikipedia.
       milliseconds: time of the fastest batch of 512 rows; other work on the machine
@@ -141,18 +138,15 @@ def as_text(measured: list[Measured], command: str) -> str:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page")
     parser.add_argument("corpus", help="a prepared corpus")
     parser.add_argument("--repeat", type=int, default=50, help="batches of each")
     parser.add_argument("--scratch", help="folder for what is built and dropped")
-    parser.add_argument("--page", type=pathlib.Path, help="write the table here, too")
     flags = parser.parse_args()
-    with one_line_errors(), tempfile.TemporaryDirectory(dir=flags.scratch) as folder:
-        require_room("examples", flags)
+    with reporting("examples", flags):
         store = BlockStore.open(flags.corpus)
-        measured = measure(store, flags.repeat, pathlib.Path(folder))
+        with tempfile.TemporaryDirectory(dir=flags.scratch) as folder:
+            measured = measure(store, flags.repeat, pathlib.Path(folder))
         command = command_line("examples", {"CORPUS": flags.corpus})
         publish("examples", as_text(measured, command), measured, flags)
 

@@ -9,7 +9,6 @@ that is the same for larger ones. Arms take turns. The stopwatch of `metrics.jso
 what the training thread does; the labels' time is the CPU time of their thread.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -23,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from bench.command import command_line, one_line_errors
+from bench.command import command_line, make_parser, one_line_errors, write_figures
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.block_writer import Block, write_blocks
@@ -51,10 +50,7 @@ class Sizes:
     """What is trained.
 
     Attributes:
-      blocks: blocks of the corpus.
       retrieved: blocks in the retriever's loss.
-      questions: questions of an update.
-      hidden: width of the models.
       joined: wordpieces that the reader reads at once.
     """
 
@@ -166,13 +162,10 @@ def _timed_labels() -> Iterator[list[float]]:
 
 def main() -> None:
     """Measures, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "output")
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a corpus of 500 blocks")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     flags = parser.parse_args()
     sizes = Sizes(500, 100, 4, 16, 64) if flags.quick else Sizes()
     arms = {"before the update": False, "while one is running": True}
@@ -187,7 +180,7 @@ def main() -> None:
                 print(f"{name}: {found[name][-1]}", flush=True)
         print(_markdown(found, sizes))
         if flags.output:
-            flags.output.write_text(json.dumps(found, indent=1) + "\n")
+            write_figures(flags.output, found)
 
 
 def _markdown(found: dict[str, list[dict[str, float]]], sizes: Sizes) -> str:

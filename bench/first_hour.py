@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.command import command_line, one_line_errors, publish, require_room, run_step
+from bench.command import command_line, make_parser, publish, reporting, run_step
 from bench.handbook import LOCALES, write_articles
 from bench.machine import machine, today
 from bench.tables import table
@@ -45,20 +45,10 @@ _ASKED = {
 def measure(
     handbook: pathlib.Path, language: str, asked: bool, folder: pathlib.Path
 ) -> Row:
-    """Runs a chain from an empty folder.
+    """Runs a chain from an empty folder, with questions if they are to be `asked`.
 
-    Args:
-      handbook: see `write_articles`.
-      language: of the text.
-      asked: whether there are questions.
-      folder: for the chain; what is in it is dropped.
-
-    Returns:
-      Seconds of each command, sizes, and with questions what was measured, as
-      [mean, low, high].
-
-    Raises:
-      BadInputError: a command failed.
+    What is in the folder is dropped. Returns seconds of each command, sizes, and with
+    questions what was measured, as [mean, low, high].
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -67,36 +57,25 @@ def measure(
     write_articles(handbook, language, articles)
     questions = [f"--questions={_QUESTIONS / language}.jsonl"] if asked else []
     find = ["ask"] if asked else ["search", "--k=1"]
+    local = [sys.executable, "-m", "tpu_launch", "local"]
     realm = str(pathlib.Path(sys.executable).parent / "realm")
     seconds = {
         "init": run_step([realm, "init", run, f"--source={articles}", *questions], log),
-        "chain": run_step(
-            [
-                sys.executable,
-                "-m",
-                "tpu_launch",
-                "local",
-                f"--gin_file={run}/chain.gin",
-            ],
-            log,
-        ),
+        "chain": run_step([*local, f"--gin_file={run}/chain.gin"], log),
         "answer": run_step([realm, find[0], run, _ASKED[language], *find[1:]], log),
     }
-    store = BlockStore.open(run / "corpus")
+    store, chain = BlockStore.open(run / "corpus"), (run / "chain.gin").read_text()
     row = {
         "language": language,
         "questions": asked,
         "documents": store.info.get("num_documents"),
         "blocks": store.num_blocks,
-        "starts": "MiniLM"
-        if "minilm" in (run / "chain.gin").read_text()
-        else "nothing",
+        "starts": "MiniLM" if "minilm" in chain else "nothing",
         "seconds": seconds,
     }
     if asked:
-        row["measured"] = _measured(
-            json.loads((run / "evaluate/report.json").read_text())
-        )
+        report = (run / "evaluate/report.json").read_text()
+        row["measured"] = _measured(json.loads(report))
     return row
 
 
@@ -155,15 +134,12 @@ def _percent(interval: Sequence[float]) -> str:
 
 def main() -> None:
     """Measures what is missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page")
     parser.add_argument("handbook", type=pathlib.Path, help="the package's folder html")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder")
-    parser.add_argument("--page", type=pathlib.Path, help="write the table here, too")
     flags = parser.parse_args()
-    with one_line_errors():
-        require_room("first_hour", argparse.Namespace(page=flags.page))
+    places = argparse.Namespace(page=flags.page)
+    with reporting("first_hour", places):
         flags.output.mkdir(parents=True, exist_ok=True)
         rows = []
         for language in LOCALES:
@@ -175,8 +151,7 @@ def main() -> None:
                     path.write_text(json.dumps(row, indent=1) + "\n")
                 rows.append(json.loads(path.read_text()))
         command = command_line("first_hour", {"HANDBOOK": flags.handbook})
-        text = as_text(rows, command)
-        publish("first_hour", text, rows, argparse.Namespace(page=flags.page))
+        publish("first_hour", as_text(rows, command), rows, places)
 
 
 if __name__ == "__main__":

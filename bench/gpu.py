@@ -12,7 +12,6 @@ the updates of `bench.train_step`'s peers are timed there too. Below ten minutes
 GPU; `--quick` has sizes for a CPU.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -28,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import train_step
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.processes import run_json
 from bench.tables import table
@@ -59,7 +58,6 @@ class Sizes:
 
     Attributes:
       update: encoder, lengths and batch of an update.
-      blocks: blocks of the index.
       embedded: blocks of a call of the document tower.
       matrix: rows and columns of the matrices whose product gives the matrix rate.
       bytes: bytes that are read to measure the bandwidth.
@@ -298,10 +296,7 @@ def markdown(result: Mapping[str, Any], command: str) -> str:
 def measure(
     sizes: Sizes, peers: pathlib.Path | None, torch_device: str
 ) -> dict[str, Any]:
-    """Returns all measurements.
-
-    The peers come first, since JAX keeps the memory of a GPU once it has used it.
-    """
+    """Measures everything, peers first: JAX keeps what it has used of a GPU."""
     of_peers = measure_peers(sizes, peers, torch_device) if peers else {}
     device = jax.devices()[0]
     if torch_device != "cpu" and device.platform == "cpu":
@@ -328,21 +323,16 @@ def _said(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Measures, prints the table, and writes what was asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument("--quick", action="store_true", help="sizes for a CPU")
     parser.add_argument("--batch", type=int, help="sentences of an update")
     parser.add_argument("--peers", type=pathlib.Path, help="a Python with PyTorch")
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     flags = parser.parse_args()
     sizes = QUICK if flags.quick else FULL
     if flags.batch:
         update = dataclasses.replace(sizes.update, batch=flags.batch)
         sizes = dataclasses.replace(sizes, update=update)
-    with one_line_errors():
-        require_room("gpu", flags)
+    with reporting("gpu", flags):
         result = measure(sizes, flags.peers, "cpu" if flags.quick else "cuda")
         publish("gpu", markdown(result, command_line("gpu")), result, flags)
 

@@ -29,15 +29,7 @@ _ENGLISH = re.compile(
 
 
 def write_articles(handbook: pathlib.Path, language: str, path: pathlib.Path) -> None:
-    """Writes the sections of the book in one language as JSON lines.
-
-    Args:
-      handbook: the folder `html` of the package.
-      language: one of `LOCALES`.
-
-    Raises:
-      BadInputError: the folder has no pages of this language.
-    """
+    """Writes the book in one of `LOCALES`, from the package's `html`, as JSON lines."""
     pages = sorted((handbook / LOCALES[language]).glob("*.html"))
     if not pages:
         raise BadInputError(

@@ -13,6 +13,7 @@ of docs/benchmarks.md.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -21,13 +22,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench import index_tables
+from bench.command import make_parser, write_figures
 from bench.index_embeddings import EmbeddingFiles, invent
 from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
 from bench.machine import machine, today
 from realm_jax.errors import BadInputError
+
+if TYPE_CHECKING:
+    from bench.index_refresh import RefreshPlan
 
 # Each process that searches imports this file to find its function, so what needs JAX
 # is imported by the part that needs it.
@@ -100,39 +105,32 @@ def measure_embed(arguments: argparse.Namespace, folder: Folder) -> dict[str, An
 
 def measure_publish(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
     """Measures the time from the builder's commit to the trainer's swap."""
-    from bench.index_refresh import RefreshPlan, measure_publishing
+    from bench.index_refresh import measure_publishing
 
-    return measure_publishing(
-        RefreshPlan(
-            folder,
-            arguments.model,
-            publish_blocks=arguments.publish_blocks,
-            num_swaps=arguments.num_swaps,
-        )
-    )
+    return measure_publishing(_refresh_plan(arguments, folder))
 
 
 def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
     """Measures steps per second with and without a builder on another core."""
-    from bench.index_refresh import RefreshPlan, measure_beside_builder
+    from bench.index_refresh import measure_beside_builder
 
-    return measure_beside_builder(
-        RefreshPlan(
-            folder,
-            arguments.model,
-            trained_blocks=arguments.trained_blocks,
-            phase_seconds=arguments.phase_seconds,
-            num_pairs=arguments.num_pairs,
-        )
-    )
+    return measure_beside_builder(_refresh_plan(arguments, folder))
 
 
 def measure_size(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
     """Measures seconds per step over indexes of every size, with ScaNN."""
-    from bench.index_refresh import RefreshPlan, measure_sizes
+    from bench.index_refresh import measure_sizes
 
-    plan = RefreshPlan(folder, arguments.model)
+    plan = _refresh_plan(arguments, folder)
     return measure_sizes(plan, arguments.blocks, arguments.num_steps)
+
+
+def _refresh_plan(arguments: argparse.Namespace, folder: Folder) -> "RefreshPlan":
+    from bench.index_refresh import RefreshPlan
+
+    given = vars(arguments) | {"folder": folder}
+    names = (field.name for field in dataclasses.fields(RefreshPlan))
+    return RefreshPlan(**{name: given[name] for name in names if name in given})
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Folder], Any]] = {
@@ -167,11 +165,7 @@ def _missing(part: str, arguments: argparse.Namespace) -> str:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts and writes the result after each.
-
-    Raises:
-      BadInputError: a requested part lacks what it requires.
-    """
+    """Runs the parts and writes the result after each."""
     measured: dict[str, Any] = {
         "date": today(),
         "machine": machine(),
@@ -192,15 +186,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             measured[part] = PARTS[part](arguments, Folder(folder or scratch))
             measured["minutes"][part] = (time.monotonic() - began) / 60
             if arguments.output:
-                text = json.dumps(measured, indent=1) + "\n"
-                pathlib.Path(arguments.output).write_text(text)
+                write_figures(arguments.output, measured)
     return measured
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--markdown", metavar="JSON", help="print the tables of a result, and no more")
     add("--output", help="write the JSON object here")

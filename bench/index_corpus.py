@@ -44,16 +44,9 @@ def embed_corpus(
 ) -> tuple[EmbeddingFiles, float]:
     """Embeds a prepared corpus and real questions, unless `folder` has the result.
 
-    Args:
-      folder: folder of the embeddings.
-      corpus: the prepared corpus.
-      retriever: see `load_towers`.
-      questions: JSON lines with a field `question`.
-      document_length: length of a document in wordpieces; longer ones are cut.
-      num_queries: number of questions, in equal shares of the files.
-
-    Returns:
-      The files, and blocks per second; 0 if they existed.
+    `retriever` is as in `load_towers`. Questions are taken in equal shares of JSON
+    lines with a field `question`; documents are cut to `document_length` wordpieces.
+    Returns the files, and blocks per second; 0 if they existed.
     """
     store = BlockStore.open(corpus)
     made_by = f"{pathlib.Path(retriever).name}, {document_length} wordpieces"
@@ -86,16 +79,11 @@ def embed_corpus(
 
 
 def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree]:
-    """Loads a retriever, and places it on the device.
+    """Loads a retriever for a corpus, and places it on the device.
 
-    Args:
-      folder: the model directory of a pre-training run, whose newest published
-        retriever is loaded, or a folder with the weights of a BERT: the towers that a
-        run starts with (mean pooling, a random projection).
-      store: the corpus that it will embed.
-
-    Raises:
-      BadInputError: the folder has neither.
+    `folder` is the model directory of a pre-training run, whose newest published
+    retriever is loaded, or a folder with the weights of a BERT: the towers that a run
+    starts with (mean pooling, a random projection).
     """
     if weights_file(pathlib.Path(folder)) is not None:
         config = RetrieverConfig(config_from_json(folder), DIMENSION, pooling="mean")
@@ -115,17 +103,20 @@ def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree
     return trained.config, jax.device_put(trained.params)
 
 
+def read_questions(path: str | pathlib.Path, count: int) -> list[str]:
+    """Returns at most so many of a file's questions."""
+    # Not splitlines: a question may contain other line separators.
+    lines = pathlib.Path(path).read_text().strip().split("\n")
+    # Spread over the file, because neighbours are often about one article.
+    picked = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
+    return [json.loads(lines[line])["question"] for line in picked]
+
+
 def _question_ids(
     store: BlockStore, files: Sequence[str], count: int
 ) -> Int[np.ndarray, "query length"]:
     share = -(-count // len(files))
-    texts = []
-    for path in files:
-        # Not splitlines: a question may contain other line separators.
-        lines = pathlib.Path(path).read_text().strip().split("\n")
-        # Spread over the file, because neighbours are often about one article.
-        picked = np.linspace(0, len(lines) - 1, min(share, len(lines))).astype(int)
-        texts += [json.loads(lines[line])["question"] for line in np.unique(picked)]
+    texts = [text for path in files for text in read_questions(path, share)]
     rows = [
         query_row(encoding.ids, _QUERY_LENGTH, store.vocabulary)
         for encoding in store.vocabulary.encode_batch(texts[:count])

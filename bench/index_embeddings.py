@@ -22,7 +22,6 @@ class EmbeddingFiles:
     Attributes:
       blocks: .npy, float32 [block, projection].
       queries: .npy, float32 [query, projection]; no row of `blocks`.
-      source: description of the embeddings.
       tuning: .npy like `queries`, other ones, on which ScaNN chooses its search; "" for
         a ScaNN that is not tuned.
     """

@@ -59,10 +59,8 @@ class RefreshPlan:
     """The models that are trained, and for how long.
 
     Attributes:
-      folder: folder for corpora and model directories.
       model: model of both towers and the reader, by its name in `index_embed`.
       publish_blocks: number of blocks in the indexes whose transfer is measured.
-      num_swaps: number of swaps that are measured.
       trained_blocks: number of blocks that the builder embeds beside the trainer.
       refresh_period: steps between two retrievers, few enough to keep the builder busy.
       phase_seconds: how long the builder runs, and then is stopped.

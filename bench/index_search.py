@@ -71,7 +71,6 @@ class _Task:
     """What a process measures a searcher on.
 
     Attributes:
-      files: the embeddings.
       exact: the neighbours of the queries.
       exact_of_tuning: those of the queries that ScaNN is tuned on, if there are any.
       recall: the recall that FAISS's indexes are tuned to, on `exact`.
@@ -213,7 +212,6 @@ class SearchPlan:
     Attributes:
       searchers: names from `SEARCHERS`.
       batches: numbers of queries searched at once; at most those that exist.
-      repetitions: repetitions for each searcher and batch.
       in_turns: whether all searchers are in memory at once, to be measured in turns.
     """
 

@@ -46,22 +46,9 @@ def _searchers(corpus: Mapping[str, Any]) -> str:
                 f"{row['build_seconds']:.1f}",
             ]
         )
-    heads = [f"ms, {batch} queries" for batch in batches]
-    return table(
-        [
-            "searcher",
-            "recall@8",
-            *heads,
-            "MiB, process",
-            "MiB, device arrays",
-            "s to build",
-        ],
-        rows,
-    )
-
-
-def _recall(corpus: Mapping[str, Any]) -> str:
-    return _search([corpus])
+    heads = ["searcher", "recall@8", *(f"ms, {batch} queries" for batch in batches)]
+    heads += ["MiB, process", "MiB, device arrays", "s to build"]
+    return table(heads, rows)
 
 
 def _embed(models: Mapping[str, Any]) -> str:
@@ -138,7 +125,7 @@ def _number(values: Spread) -> str:
 
 _TABLES: Mapping[str, Callable[[Any], str]] = {
     "search": _search,
-    "recall": _recall,
+    "recall": lambda corpus: _search([corpus]),
     "embed": _embed,
     "publish": _publish,
     "trainer": _trainer,

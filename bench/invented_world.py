@@ -70,8 +70,6 @@ class World:
     """A corpus with examples on disk.
 
     Attributes:
-      corpus: folder of the block store and its examples.
-      held_out: masked facts that training never asks for.
       held_out_blocks: the block that states each of them.
     """
 
@@ -151,19 +149,10 @@ class _Language:
         # Words have three letters or more, so that none is a name.
         words = [f"{a}{b}{c}" for a in syllables for b in "lnrs" for c in vowels]
         self._rng.shuffle(words)
-        needed = 2 * _WORDS_PER_RELATION
         self._relations = [
-            (
-                words.pop(),
-                words.pop(),
-                words.pop(),
-                words.pop(),
-                words.pop(),
-                words.pop(),
-            )
+            tuple(words.pop() for _ in range(2 * _WORDS_PER_RELATION))
             for _ in range(config.num_relations)
         ]
-        assert all(len(relation) == needed for relation in self._relations)
         self._values = [words.pop() for _ in range(config.num_values)]
         self.vocabulary = WordPiece(
             ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
@@ -241,16 +230,12 @@ class Recipe:
 
     Attributes:
       warm_start_steps: updates of ICT and of the reader's masked-LM start.
-      pretrain_steps: updates of REALM.
-      learning_rate: learning rate of REALM.
       refresh_period: steps between two indexes.
-      layer_norm: whether embeddings are normalised.
       initializer_range: standard deviation of the initial kernels. 0.08 is about
         1/sqrt(128), which preserves the variance of a kernel's inputs. With BERT's
         0.02, which is meant for a width of 768, the reader does no better than chance
         among a block's three values after 1,000 steps.
       frozen: parameters that REALM does not train; ("retriever",) is the control.
-      seed: seed of initialisation and the order of examples.
     """
 
     warm_start_steps: int = 1000

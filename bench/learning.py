@@ -11,14 +11,13 @@ one JSON file, and with --reports a report of the first seed's runs.
 import argparse
 import dataclasses
 import datetime
-import json
-import pathlib
 import shutil
 import tempfile
 import time
 
 import numpy as np
 
+from bench.command import write_figures
 from bench.invented_world import (
     Recipe,
     WorldConfig,
@@ -132,9 +131,7 @@ def main() -> None:
             "summary": summarise(by_seed),
             "by_seed": by_seed,
         }
-        path = pathlib.Path(flags.output)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write_figures(flags.output, result)
         if seed == 0 and flags.reports:
             write_reports(folder, flags.reports)
         shutil.rmtree(folder)

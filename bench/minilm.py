@@ -3,17 +3,24 @@
 import functools
 from typing import Any
 
+import numpy as np
+
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
+from realm_jax.index.source import IndexSource
+from realm_jax.metrics.retrieval import relevant_blocks
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import Lengths
 
 LENGTHS = Lengths(query=64, document=96, joined=112)
@@ -64,12 +71,8 @@ def reader_config(
 ) -> WarmStartConfig:
     """Returns the quickstart's warm start, of the reader alone.
 
-    Args:
-      model_dir: model directory of the run.
-      corpus: corpus prepared in the vocabulary of the weights.
-      name: name of the corpus, the prefix of its tasks' names.
-      weights: folder of MiniLM.
-      steps: number of updates.
+    The corpus is prepared in the vocabulary of the weights, a folder of MiniLM; its
+    name begins the names of its tasks.
     """
     return WarmStartConfig(
         model_dir=model_dir,
@@ -90,20 +93,52 @@ def reader_config(
     )
 
 
+def held_out_questions(
+    store: BlockStore, questions: str
+) -> tuple[np.ndarray, list[frozenset[int]]]:
+    """Returns the wordpieces of the questions of train and dev, and their blocks."""
+    splits = [
+        HeldOutQuestions(store, questions, split, LENGTHS.query)
+        for split in ("train", "dev")
+    ]
+    asked = [question for split in splits for question in split.questions]
+    ids = np.concatenate([split.ids for split in splits])
+    return ids, relevant_blocks(store, asked)
+
+
+def restored(model_dir: str) -> Restored:
+    """Returns the parameters of the last checkpoint."""
+    found = restore_params(open_store(model_dir))
+    assert found is not None
+    return found
+
+
+def load_searcher(
+    model_dir: str, store: BlockStore, config: RetrieverConfig, step: int
+) -> Searcher:
+    """Returns a searcher of the index that belongs to a checkpoint."""
+    embed = EmbedConfig(document_length=LENGTHS.document)
+    source = IndexSource(open_store(model_dir), store, config, embed, "device")
+    index = source.load(step)
+    assert index is not None
+    return index.searcher
+
+
 def fill_in(
     config: RetrieverConfig,
     params: Any,
     store: BlockStore,
-    examples: Examples,
+    name: str,
+    split: str,
     searcher: Searcher,
     max_examples: int,
 ) -> MaskedSpans:
-    """Predicts masked sentences with the documents that a retriever finds."""
+    """Predicts masked sentences of a corpus with the documents that are found."""
     spans = HeldOutSpans(
         Retriever(config),
         KnowledgeEncoder(config.bert),
         corpus=store,
-        examples=examples,
+        examples=open_examples(store, f"{name}_salient", split),
         num_candidates=NUM_CANDIDATES,
         lengths=LENGTHS,
         max_examples=max_examples,

@@ -38,10 +38,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from bench.command import command_line, one_line_errors, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.mutations import Mutation, find_mutations, is_mutant
-from bench.tables import replace_place, table
+from bench.tables import table
 
 PACKAGES = (
     *("data", "index", "models", "objectives", "metrics"),
@@ -59,10 +59,7 @@ class Mutant(NamedTuple):
     """A mistake in a file of a package.
 
     Attributes:
-      package: one of `PACKAGES`.
       file: from the root.
-      line: number of the line.
-      operator: the kind of mistake.
       before: the line.
       after: the line of the mutant.
     """
@@ -81,14 +78,7 @@ class Mutant(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a mutant.
-
-    Attributes:
-      mutant: its attributes.
-      outcome: one of `OUTCOMES`.
-      by: the test that failed, or "".
-      seconds: how long that took.
-    """
+    """What became of a mutant, and the test that failed, if any."""
 
     mutant: Mutant
     outcome: str
@@ -303,12 +293,6 @@ def read(path: pathlib.Path | None) -> dict[tuple[str, ...], Result]:
     return {one.mutant.key: one for one in results}
 
 
-def _append(path: pathlib.Path, result: Result) -> None:
-    row = {**result._asdict(), "mutant": result.mutant._asdict()}
-    with path.open("a") as output:
-        output.write(json.dumps(row) + "\n")
-
-
 def _chosen(
     checkout: pathlib.Path, flags: argparse.Namespace
 ) -> Iterator[tuple[Mutant, bytes]]:
@@ -321,10 +305,7 @@ def _chosen(
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    path = pathlib.Path
+    parser, path = make_parser(__doc__, "page"), pathlib.Path
     parser.add_argument("--root", type=path, default=path(), help="the checkout")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=12, help="mutants of a package")
@@ -333,7 +314,6 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--output", type=path, required=True, help="lines of JSON")
     parser.add_argument("--again", type=path, help="an output with some not killed")
     parser.add_argument("--before", type=path, help="an output to show beside it")
-    parser.add_argument("--page", type=path, help="write the table here, too")
     return parser.parse_args()
 
 
@@ -343,20 +323,19 @@ def main() -> None:
     # A shell ignores SIGINT in the background, and then the tests would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with one_line_errors(), copied(flags.root) as checkout:
-        require_room("mutants", flags)
+    with reporting("mutants", flags), copied(flags.root) as checkout:
         tests, known = Tests(checkout, flags.minutes * 60), read(flags.output)
         for mutant, source in _chosen(checkout, flags):
             if mutant.key not in known:
                 result = tests.attempt(mutant, source)
-                _append(flags.output, result)
+                row = {**result._asdict(), "mutant": mutant._asdict()}
+                with flags.output.open("a") as output:
+                    output.write(json.dumps(row) + "\n")
                 print(*mutant, *result[1:], sep="\t", flush=True)
         results = read(flags.again) | read(flags.output)
         text = as_table(results.values(), read(flags.before).values())
         text = f"    {command_line('mutants')}\n\n{text}\n\n{today()}, {machine()}."
-        print(text)
-        if flags.page:
-            replace_place(flags.page, "mutants", text)
+        publish("mutants", text, None, argparse.Namespace(page=flags.page))
 
 
 if __name__ == "__main__":

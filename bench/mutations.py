@@ -14,15 +14,7 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """A text that replaces another; the lines keep their numbers.
-
-    Attributes:
-      start: first byte that is replaced.
-      end: byte after the last.
-      text: the replacement.
-      operator: the kind of mistake.
-      line: line of the first byte.
-    """
+    """A text in place of the bytes from `start` to `end`; lines keep their numbers."""
 
     start: int
     end: int

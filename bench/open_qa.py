@@ -25,13 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from bench.command import (
-    command_line,
-    one_line_errors,
-    publish,
-    require_room,
-    run_step,
-)
+from bench.command import command_line, make_parser, publish, reporting, run_step
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.questions import Question, records_of, write_questions
@@ -144,16 +138,10 @@ class Updates:
 def write_text(
     corpus: str, folder: pathlib.Path, one_in: int, path: pathlib.Path
 ) -> set[str]:
-    """Writes one passage in so many, and those that answer a question of dev.
+    """Writes passages, JSON lines, and returns their ids.
 
-    Args:
-      corpus: JSON lines of passages.
-      folder: that of the sets, whose questions may have `gold_ids`.
-      one_in: the passages are those whose number is a multiple of it.
-      path: the file to write.
-
-    Returns:
-      The ids of the passages that were written.
+    They are one in so many of the corpus, and those that answer a question of dev in
+    the `folder` of the sets, as its `gold_ids` say.
     """
     gold = {
         passage
@@ -174,13 +162,7 @@ def write_text(
 def write_sets(folder: pathlib.Path, passages: Set[str], output: pathlib.Path) -> None:
     """Writes a file of each set's questions, and `all.jsonl` with those of all.
 
-    Args:
-      folder: the sets.
-      passages: the text; questions of other passages are left out.
-      output: the folder to write to.
-
-    Raises:
-      BadInputError: a set is missing or has another format.
+    Questions of other passages than those given are left out.
     """
     output.mkdir(parents=True, exist_ok=True)
     every: list[Question] = []
@@ -259,14 +241,10 @@ def commands(output: pathlib.Path) -> Iterator[list[str]]:
 
 
 def measured(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns rows and differences of a set, from what its evaluation has left.
+    """Returns rows and differences of a set, from the folder of its report.
 
-    Args:
-      folder: that of the report.
-
-    Returns:
-      "rows": label -> metric -> [mean, low, high], "lost": label -> shares of the
-      questions, "differences": what -> metric -> [mean, low, high].
+    "rows" are label -> metric -> [mean, low, high], "lost" label -> shares of the
+    questions, "differences" what -> metric -> [mean, low, high].
     """
     report = json.loads((folder / JSON_NAME).read_text())
     comparison, same = report["comparison"], report["same_reader"]
@@ -360,13 +338,10 @@ def _cell(interval: Mapping[str, float] | None, form: str = ".1f") -> str:
 
 def main() -> None:
     """Trains and measures what is missing, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--questions", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder")
-    parser.add_argument("--page", type=pathlib.Path, help="write the table here, too")
     parser.add_argument(
         "--one_in", type=int, default=1, help="of so many passages, for a shorter run"
     )
@@ -376,8 +351,8 @@ def main() -> None:
     flags = parser.parse_args()
     output: pathlib.Path = flags.output
     updates = Updates(flags.warm_start, flags.pretrain, flags.finetune)
-    with one_line_errors():
-        require_room("open_qa", argparse.Namespace(page=flags.page))
+    places = argparse.Namespace(page=flags.page)
+    with reporting("open_qa", places):
         output.mkdir(parents=True, exist_ok=True)
         text = output / "passages.jsonl"
         passages = write_text(flags.corpus, flags.questions, flags.one_in, text)
@@ -389,8 +364,7 @@ def main() -> None:
         command = command_line(
             "open_qa", {"FILE": flags.corpus, "FOLDER": flags.questions}
         )
-        text = as_text(results, command)
-        publish("open_qa", text, results, argparse.Namespace(page=flags.page))
+        publish("open_qa", as_text(results, command), results, places)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ is the limit: an update without anything else would take as long as its products
 that rate.
 """
 
-import argparse
 import collections
 import pathlib
 import re
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from bench import train_step
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.objectives.masked_lm import Marginalization
@@ -80,11 +79,8 @@ def measure(
 ) -> dict[str, Any]:
     """Profiles one update without dropout of attention, after one that warms up.
 
-    Args:
-      size: sizes of the models.
-      corpus: folder of a prepared corpus.
-      task: masked sentences of the corpus.
-      packs: whether two documents share a row, as with PACK_DOCUMENTS.
+    The task is one of masked sentences. With `packs` two documents share a row, as with
+    PACK_DOCUMENTS.
     """
     inputs = jax.device_put(train_step.real_inputs(size, corpus, task))
     models = train_step.models(size, dropout_rate=0.1, attention_dropout_rate=0.0)
@@ -145,17 +141,13 @@ def markdown(measured: Mapping[str, Any], command: str) -> str:
 
 def main() -> None:
     """Measures, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page")
     parser.add_argument("corpus", help="as `realm prepare` made")
     parser.add_argument("--task", required=True, help="masked sentences of the corpus")
     parser.add_argument("--size", choices=train_step.SIZES, default="paper")
     parser.add_argument("--packs", action="store_true", help="two documents to a row")
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
     flags = parser.parse_args()
-    with one_line_errors():
-        require_room("operations", flags)
+    with reporting("operations", flags):
         size = train_step.SIZES[flags.size]
         measured = measure(size, flags.corpus, flags.task, flags.packs)
         command = command_line("operations", {"CORPUS": flags.corpus})

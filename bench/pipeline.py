@@ -10,7 +10,6 @@ is told by the stopwatch's parts and by annotations that are put around a few fu
 here. The same shares by the stopwatch, from `metrics.jsonl`, stand beside them.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -25,7 +24,7 @@ from unittest import mock
 
 import jax
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.profile_trace import (
     BATCH,
@@ -62,7 +61,6 @@ class Measured:
     """A profiled run.
 
     Attributes:
-      updates: number of updates.
       seconds: their wall time by the profile.
       executing: share in which an update executes.
       shares: by the names of `DONE_BY`; they sum to 1, and what is idle to the rest.
@@ -90,8 +88,6 @@ class Trained:
     """A stage that can be measured.
 
     Attributes:
-      config_class: its configuration.
-      run: trains.
       starts_from: folder of the stage before.
       settings: settings that leave out what is no update.
       needs_builder: whether it waits for its first index, instead of making it.
@@ -148,11 +144,7 @@ class _Profile:
 
 
 def measure(run: pathlib.Path, name: str, updates: int) -> Measured:
-    """Trains a stage of a finished run anew, and profiles some of its updates.
-
-    Raises:
-      BadInputError: the run lacks the stage, or something it starts from.
-    """
+    """Trains a stage of a finished run anew, and profiles some of its updates."""
     stage = STAGES[name]
     with tempfile.TemporaryDirectory() as folder:
         model_dir = pathlib.Path(folder) / name
@@ -312,20 +304,15 @@ def markdown(measured: Mapping[str, Measured], command: str) -> str:
 
 def main() -> None:
     """Measures, and prints the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument("run", type=pathlib.Path, help="a finished chain")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="pre-training, 5 updates")
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the tables to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     flags = parser.parse_args()
     if flags.quick:
         flags.stages, flags.updates = ["pretrain"], 5
-    with one_line_errors():
-        require_room("pipeline", flags)
+    with reporting("pipeline", flags):
         measured = {}
         for name in flags.stages:
             measured[name] = measure(flags.run, name, flags.updates)

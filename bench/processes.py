@@ -18,11 +18,7 @@ _ALLOCATOR = "GLIBC_TUNABLES"
 
 
 def require_peers(python: pathlib.Path) -> None:
-    """Checks that peers are installed, and that all would get the same allocator.
-
-    Raises:
-      BadInputError: one of them is not so.
-    """
+    """Checks that peers are installed, and that all would get the same allocator."""
     if not python.exists():
         raise BadInputError(
             f"expected the peers' Python at {python}, got none; run `make peers`, "
@@ -37,11 +33,7 @@ def require_peers(python: pathlib.Path) -> None:
 
 
 def pin_to_cores(count: int) -> None:
-    """Keeps this process, and those that it starts, on so many cores.
-
-    Raises:
-      BadInputError: there are fewer.
-    """
+    """Keeps this process, and those that it starts, on so many cores."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < count:
         raise BadInputError(
@@ -52,11 +44,7 @@ def pin_to_cores(count: int) -> None:
 
 
 def run_json(command: Sequence[str]) -> dict[str, Any]:
-    """Runs a program, and returns the JSON object of its last line.
-
-    Raises:
-      BadInputError: it failed.
-    """
+    """Runs a program, and returns the JSON object of its last line."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:

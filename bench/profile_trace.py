@@ -43,7 +43,6 @@ class Trace:
     """What a profile says of the time between two marks.
 
     Attributes:
-      window: that time.
       executions: executions of the update, as far as they lie in it.
       activities: what the training thread did; nested ones lie within others.
     """
@@ -61,14 +60,9 @@ class Share(NamedTuple):
 
 
 def read_trace(path: pathlib.Path, update: Sequence[str] = _UPDATE) -> Trace:
-    """Reads a profile with two marks.
+    """Reads a profile with two marks, an .xplane.pb file.
 
-    Args:
-      path: an .xplane.pb file.
-      update: names of the programs of an update.
-
-    Raises:
-      BadInputError: it has no marks, or no update between them.
+    `update` are the names of the programs of an update.
     """
     profile = jax.profiler.ProfileData.from_file(str(path))
     runs: dict[tuple[Any, Any], Interval] = {}
@@ -121,7 +115,9 @@ def shares(trace: Trace) -> tuple[float, dict[str, Share]]:
     length = trace.window.end - trace.window.start
     busy = _union(trace.executions)
     edges = np.array([edge for each in busy for edge in each[:2]])
-    done = np.concatenate([[0.0], np.cumsum(np.diff(edges) * _alternating(edges))])
+    # Every other gap between edges is one in which something executes.
+    executes = (np.arange(len(edges) - 1) + 1) % 2
+    done = np.concatenate([[0.0], np.cumsum(np.diff(edges) * executes)])
 
     def executing(start: float, end: float) -> float:
         before, after = np.interp([start, end], edges, done)
@@ -134,11 +130,6 @@ def shares(trace: Trace) -> tuple[float, dict[str, Share]]:
         idle[name] += end - start - executing(start, end)
     found = {name: Share(thread[name] / length, idle[name] / length) for name in thread}
     return executing(trace.window.start, trace.window.end) / length, found
-
-
-def _alternating(edges: np.ndarray) -> np.ndarray:
-    """Returns 1 for a gap between edges in which something executes, 0 for others."""
-    return (np.arange(len(edges) - 1) + 1) % 2
 
 
 def _union(intervals: Sequence[Interval]) -> list[Interval]:

@@ -27,8 +27,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bench.command import write_figures
 from bench.machine import machine
-from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
+from bench.minilm import (
+    LENGTHS,
+    fill_in,
+    load_searcher,
+    models,
+    optimizer,
+    reader_config,
+    restored,
+)
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
 from realm_jax.evaluation.loading import FinetunedModel
@@ -42,12 +51,10 @@ from realm_jax.metrics.retrieval import (
 )
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
-from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK
@@ -61,14 +68,10 @@ class Realm:
     """Settings of REALM's updates from a start.
 
     Attributes:
-      steps: number of updates.
-      batch_size: sentences per update.
       num_candidates: documents per sentence, the null document included.
       learning_rate: learning rate of the reader.
       retriever_rate: factor on it for the retriever.
-      normalization: normalization of p(z|x).
       own_block: whether a sentence's own block, without it, is a candidate.
-      frozen: parameters that are not trained.
     """
 
     steps: int
@@ -109,14 +112,10 @@ class Study:
       corpus: corpus prepared in the vocabulary of the weights, with masked sentences
         and questions as examples.
       name: name of the corpus, the prefix of its tasks' names.
-      questions: JSON lines of questions.
       split: split of the questions on which results are measured.
-      weights: folder of MiniLM.
-      work: folder of all runs.
       reader_steps, ict_steps, finetune_steps: updates; no fine-tuning if 0.
       span_scorer, score_unmasked: whether the reader's warm start also trains
         fine-tuning's span scorer, and on wordpieces that are not masked.
-      realm: REALM's updates from each start.
     """
 
     corpus: str
@@ -281,15 +280,14 @@ class Measures:
 
     def recall(self, start: str, model_dir: str, *donors: str) -> dict[str, np.ndarray]:
         """Returns recall of a stage's retriever, over a copied or newly built index."""
-        store = open_store(model_dir)
-        restored = restore_params(store)
-        assert restored is not None
+        trained = restored(model_dir)
         config = models(start).retriever_config(self._store.vocabulary.size)
-        params = restored.tree["retriever"]
+        params = trained.tree["retriever"]
         source = IndexSource(
-            store, self._store, config, self._study.embed, "device", donors=donors
+            *(open_store(model_dir), self._store, config, self._study.embed, "device"),
+            donors=donors,
         )
-        searcher = source.build(restored.step, params).searcher
+        searcher = source.build(trained.step, params).searcher
         recalls = self._questions.recalls(config, params, searcher, RECALL_AT)
         return {f"recall@{k} before": hits for k, hits in recalls.items()}
 
@@ -302,15 +300,11 @@ class Measures:
         that contains it may be about something else.
         """
         config = models(start).retriever_config(self._store.vocabulary.size)
-        store = open_store(model_dir)
-        restored = restore_params(store)
-        assert restored is not None
-        source = IndexSource(store, self._store, config, self._study.embed, "device")
-        index = source.load(restored.step)
-        assert index is not None
-        examples = open_examples(self._store, f"{self._study.name}_salient", "train")
+        trained = restored(model_dir)
+        searcher = load_searcher(model_dir, self._store, config, trained.step)
         spans = fill_in(
-            config, restored.tree, self._store, examples, index.searcher, 480
+            *(config, trained.tree, self._store, self._study.name, "train"),
+            *(searcher, 480),
         )
         found = spans.block_ids[:, 1:] != NULL_BLOCK
         holds = found & holds_answer(
@@ -416,13 +410,10 @@ def _report(name: str, step: int, total: int, values: Mapping[str, float]) -> No
 def main() -> None:
     """Runs everything that has not been measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", required=True)
+    for name in ("corpus", "questions", "weights", "work", "output"):
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--name", default="vital")
-    parser.add_argument("--questions", required=True)
     parser.add_argument("--split", default="test")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--output", required=True)
     parser.add_argument("--starts", nargs="+", default=STARTS, choices=STARTS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--reader_steps", type=int, default=900)
@@ -460,9 +451,7 @@ def main() -> None:
                 "signal": signals[start],
                 "curves": {s: arms["curve"] for s, arms in by_start[start].items()},
             }
-            path = pathlib.Path(output)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
+            write_figures(output, result)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ Recall is measured on the questions of train and dev, which nothing here is trai
 
 import argparse
 import dataclasses
-import json
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -29,28 +27,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bench.command import write_figures
 from bench.machine import machine
-from bench.minilm import LENGTHS, fill_in, models
+from bench.minilm import LENGTHS, fill_in, held_out_questions, models, restored
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
 from realm_jax.index.embed import document_embedder, embed_blocks, query_embedder
 from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import make_searcher
-from realm_jax.metrics.retrieval import (
-    paired_bootstrap_difference,
-    recall_at_k,
-    relevant_blocks,
-)
+from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.reader_documents import holds_answer
-from realm_jax.training.stage import open_examples
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
 RECALL_AT = (1, 5, 20)
@@ -89,9 +80,7 @@ class Bench:
         store = BlockStore.open(study.corpus)
         self._store = store
         self.config = models("weak").retriever_config(store.vocabulary.size)
-        restored = restore_params(open_store(model_dir))
-        assert restored is not None
-        self._params = jax.device_get(restored.tree)
+        self._params = jax.device_get(restored(model_dir).tree)
         tower = self._params["retriever"][QUERY_TOWER]
         self.projection = {k: tower[k] for k in ("projection", "projection_norm")}
         self.blocks = embed_blocks(
@@ -102,14 +91,8 @@ class Bench:
             study.embed,
         )
         self.sentences = self._read(study, num_sentences)
-        splits = [
-            HeldOutQuestions(store, study.questions, split, LENGTHS.query)
-            for split in ("train", "dev")
-        ]
-        ids = np.concatenate([questions.ids for questions in splits])
+        ids, self._relevant = held_out_questions(store, study.questions)
         self._questions = self._features(ids)
-        asked = [question for split in splits for question in split.questions]
-        self._relevant = relevant_blocks(store, asked)
         embedded = query_embedder(self.config)(self._params["retriever"], ids[:8])
         ours = embed(self.config, self.projection, self._questions[:8])
         # The package's matrix products may have bfloat16 operands.
@@ -133,10 +116,9 @@ class Bench:
         return np.concatenate([np.asarray(run(params, part)) for part in parts])
 
     def _read(self, study: Study, count: int) -> Sentences:
-        examples = open_examples(self._store, f"{study.name}_salient", "train")
-        searcher = make_searcher("device", self.blocks)
         found = fill_in(
-            self.config, self._params, self._store, examples, searcher, count
+            *(self.config, self._params, self._store, study.name, "train"),
+            *(make_searcher("device", self.blocks), count),
         )
         own_likelihood, has_own = self._read_own(found.batch)
         source = np.asarray(found.batch.source_block)
@@ -331,7 +313,7 @@ def main() -> None:
                 {k: v["mean"] for k, v in found.items()},
                 flush=True,
             )
-    pathlib.Path(flags.output).write_text(json.dumps(result, indent=1) + "\n")
+    write_figures(flags.output, result)
 
 
 if __name__ == "__main__":

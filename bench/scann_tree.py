@@ -6,20 +6,19 @@ Trees of several shapes over the same invented blocks: how many leaves, on how m
 blocks k-means is trained for each, and how small a cluster may be to be kept.
 """
 
-import argparse
 import math
 import pathlib
-import sys
 import tempfile
 from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from bench.command import command_line, make_parser, publish
 from bench.index_embeddings import invent
 from bench.index_search import exact_neighbours
 from bench.machine import machine, today
-from bench.tables import replace_place, table
+from bench.tables import table
 from realm_jax.index.scann_searcher import _import_scann_pybind
 from realm_jax.index.scann_tuning import share_found
 
@@ -70,12 +69,9 @@ def recalls(
 
 def main() -> None:
     """Measures, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page")
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=1024)
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = invent(pathlib.Path(folder), flags.blocks, flags.queries)
@@ -91,13 +87,11 @@ def main() -> None:
     heads = ["leaves", "trained on, per leaf", "smallest leaf"]
     heads += [f"{share:.0%}" for share in _SHARES]
     text = (
-        f"    python -m bench.scann_tree {' '.join(sys.argv[1:])}\n\n"
+        f"    {command_line('scann_tree')}\n\n"
         f"{machine()}, {today()}; {len(blocks):,} blocks, {len(queries):,} queries, "
         f"recall@8.\n\n{table(heads, rows)}\n"
     )
-    print(text)
-    if flags.page:
-        replace_place(flags.page, "scann_tree", text)
+    publish("scann_tree", text, None, flags)
 
 
 if __name__ == "__main__":

@@ -23,20 +23,15 @@ _DENSEST = 0.1
 def share_of_densest(per_block: np.ndarray, densest: float = _DENSEST) -> float:
     """Returns the share of all examples that are from the densest blocks.
 
-    Args:
-      per_block: number of examples from each block of the corpus, shape [block].
-      densest: share of the blocks to count, those with the most examples first.
+    `per_block` is the number of examples from each block of the corpus, and `densest`
+    the share of the blocks to count, those with the most examples first.
     """
     kept = round(densest * len(per_block))
     return float(np.sort(per_block)[::-1][:kept].sum() / per_block.sum())
 
 
 def epoch_by_block(examples: Examples, spans: Spans, num_blocks: int) -> np.ndarray:
-    """Returns the number of examples of the first epoch from each block, shape [block].
-
-    Raises:
-      BadInputError: the examples do not record their sentences, or their blocks.
-    """
+    """Returns how many examples of the first epoch each block has, shape [block]."""
     starts, source = examples.sentence_starts, None
     if "source_block" in examples.features:
         source = np.asarray(examples.features["source_block"])

@@ -17,11 +17,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def find_place(page: pathlib.Path, name: str) -> tuple[str, re.Pattern[str]]:
-    """Returns a page's text, and the pattern that matches a place in it.
-
-    Raises:
-      BadInputError: there is no such page, or it has no such place.
-    """
+    """Returns a page's text, and the pattern that matches a place in it."""
     try:
         before = page.read_text()
     except OSError as error:
@@ -41,10 +37,6 @@ def find_place(page: pathlib.Path, name: str) -> tuple[str, re.Pattern[str]]:
 
 
 def replace_place(page: pathlib.Path, name: str, text: str) -> None:
-    """Replaces the text of a place in a page.
-
-    Raises:
-      BadInputError: as `find_place`.
-    """
+    """Replaces the text of a place in a page."""
     before, place = find_place(page, name)
     page.write_text(place.sub(lambda found: f"{found[1]}{text}\n{found[2]}", before))

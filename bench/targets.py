@@ -8,7 +8,6 @@ tables of docs/benchmarks.md are made by the full ones. A bench that cannot run 
 a row that says why.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench import train_step
-from bench.command import one_line_errors
+from bench.command import make_parser, one_line_errors
 from bench.machine import machine, today
 from bench.processes import PEERS_PYTHON, require_peers
 from bench.tables import table
@@ -34,15 +33,7 @@ _NUM_ARTICLES = 200
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A measured figure and its target.
-
-    Attributes:
-      what: what was measured.
-      value: the figure; None if it could not be measured.
-      target: what it should be, at least or at most.
-      at_most: whether the target is a bound from above.
-      why: why there is no figure.
-    """
+    """A measured figure and its target, a bound from above if `at_most`."""
 
     what: str
     value: float | None
@@ -64,14 +55,7 @@ Bench = Callable[["Inputs"], Iterator[Figure]]
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the benches are given.
-
-    Attributes:
-      folder: for results.
-      corpus: a small corpus.
-      articles: its text.
-      peers: Python of the peers.
-    """
+    """What the benches are given."""
 
     folder: pathlib.Path
     corpus: pathlib.Path
@@ -79,11 +63,7 @@ class Inputs:
     peers: pathlib.Path
 
     def run(self, module: str, *arguments: object) -> Any:
-        """Runs a bench, and returns the JSON that it wrote.
-
-        Raises:
-          BadInputError: it failed.
-        """
+        """Runs a bench, and returns the JSON that it wrote."""
         output = self.folder / f"{module}.json"
         command = [sys.executable, "-m", f"bench.{module}", *map(str, arguments)]
         _run([*command, f"--output={output}"])
@@ -168,11 +148,7 @@ BENCHES: Sequence[Bench] = (
 
 
 def prepare(folder: pathlib.Path, peers: pathlib.Path) -> Inputs:
-    """Prepares a small corpus of the quickstart's articles.
-
-    Raises:
-      BadInputError: there are no articles, or preparing failed.
-    """
+    """Prepares a small corpus of the quickstart's articles."""
     if not _ARTICLES.exists():
         raise BadInputError(
             f"expected articles in {_ARTICLES}, got none; run `make data`"
@@ -239,9 +215,7 @@ def markdown(figures: Sequence[Figure]) -> str:
 
 def main() -> None:
     """Runs all benches, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--peers", type=pathlib.Path, default=PEERS_PYTHON)
     flags = parser.parse_args()
     with one_line_errors():

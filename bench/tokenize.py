@@ -15,17 +15,16 @@ import functools
 import itertools
 import json
 import os
-import pathlib
 import re
 import statistics
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.corpus import chunk_each
@@ -36,7 +35,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
 
-_BATCH, _CHUNK_LENGTH = 512, 288
+BATCH, _CHUNK_LENGTH = 512, 288
 _FAST = "FastBertTokenizer"
 _THREADS = "TOKENIZERS_PARALLELISM"
 # FastBertTokenizer's, which cannot be set.
@@ -54,7 +53,6 @@ class Contestant:
 
     Attributes:
       start: returns the tokenizer, as it is before it has seen any text.
-      gives: what it gives of each wordpiece.
       threads: whether `tokenizers` may use all cores.
     """
 
@@ -71,9 +69,7 @@ class Contestant:
 def fast_bert(pieces: Sequence[str], offsets: bool = False) -> Tokenize:
     """Returns TF-Text's FastBertTokenizer.
 
-    Args:
-      pieces: the vocabulary.
-      offsets: whether it finds the bytes of each wordpiece, too; they are dropped.
+    With `offsets` it finds the bytes of each wordpiece, too; they are dropped.
     """
     tokenizer = _fast_bert_tokenizer(pieces)
 
@@ -221,7 +217,6 @@ class Differences:
     """Counts the passages in which two tokenizers differ, by cause.
 
     Attributes:
-      passages: passages seen.
       different: passages with other ids.
       causes: how many of them have a word that differs for that cause; a passage may
         have several.
@@ -286,12 +281,12 @@ def rule(character: str) -> str:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the seconds of every round, and the differences."""
     vocabulary = WordPiece.load(arguments.vocabulary)
-    documents = list(_documents(arguments.corpus, arguments.limit))
+    documents = list(itertools.islice(documents_of(arguments.corpus), arguments.limit))
     if not documents:
         raise BadInputError(
             f"expected passages in {arguments.corpus}, got none; give another file"
         )
-    timed = list(_batched(documents[: arguments.timed]))
+    timed = list(batched(documents[: arguments.timed]))
     entered, rounds = contestants(vocabulary), []
     texts = [[document.text for document in batch] for batch in timed]
     time_texts(entered, texts[:1])  # TensorFlow traces, threads start.
@@ -305,7 +300,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     # The second by way of the first, which is compared with what is slow.
     counted = {"ours": Differences(whole, ours), "fast": Differences(ours, fast)}
-    for batch in _batched(documents):
+    for batch in batched(documents):
         for differences in counted.values():
             differences.add([document.text for document in batch])
     return {
@@ -382,35 +377,32 @@ def _characters(found: Mapping[str, int]) -> str:
     return ", ".join(shown)
 
 
-def _documents(corpus: str, limit: int | None) -> Iterator[Document]:
+def documents_of(corpus: str) -> Iterator[Document]:
+    """Yields the documents of a text, without records that are none."""
     records = read_all(open_source(corpus))
-    found = (record for record in records if isinstance(record, Document))
-    return itertools.islice(found, limit)
+    return (record for record in records if isinstance(record, Document))
 
 
-def _batched(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
+def batched(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yields 512 of the items at a time."""
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, BATCH)):
+        yield batch
 
 
 def main() -> None:
     """Compares, and prints the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument("corpus", help="JSON lines, plain or .gz")
     parser.add_argument("--vocabulary", required=True, help="a BERT vocab.txt")
     parser.add_argument("--limit", type=int, help="passages whose ids are compared")
     parser.add_argument("--timed", type=int, default=10_000, help="passages of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="2,000 passages, a round")
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the tables to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.limit, arguments.timed, arguments.rounds = 2000, 2000, 1
-    with one_line_errors():
-        require_room("tokenize", arguments)
+    with reporting("tokenize", arguments):
         measured = measure(arguments)
         command = command_line("tokenize", {"PASSAGES": arguments.corpus})
         text = markdown(measured, command, WordPiece.load(arguments.vocabulary))

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from bench.command import make_parser
 from realm_jax.index.device_search import Precision
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.training.partitioning import MeshConfig
@@ -106,9 +107,7 @@ def searches(accelerator_type: str) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Plans one slice after the other."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--slices", default=",".join(_SLICES))
     parser.add_argument("--model", default="base")
     parser.add_argument("--fsdp", type=int, default=1)

@@ -8,15 +8,13 @@ with 2 of its 12 layers, which are unrolled, because the compiler counts the bod
 loop once. Each row differs from the first in one thing.
 """
 
-import argparse
 import functools
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import today
 from bench.tables import table
 from realm_jax.data.corpus_size import CorpusSize
@@ -58,9 +56,8 @@ LEVERS: Mapping[str, Mapping[str, Any]] = {
 def measure(machines: str, settings: Mapping[str, Any]) -> dict[str, float]:
     """Returns FLOPs, bytes accessed and temporaries of an update on a device.
 
-    Args:
-      machines: a slice of one host, such as "v4-8".
-      settings: of the encoders.
+    The machines are a slice of one host, such as "v4-8", the settings those of the
+    encoders.
     """
     mesh = memory.compiler_mesh(parse(machines), MeshConfig())
     config = PretrainConfig(
@@ -105,16 +102,11 @@ def rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 def main() -> None:
     """Compiles, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument("--slices", nargs="+", default=["v4-8", "v5litepod-4"])
     parser.add_argument("--levers", nargs="+", choices=LEVERS, default=list(LEVERS))
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     flags = parser.parse_args()
-    with one_line_errors():
-        require_room("tpu_levers", flags)
+    with reporting("tpu_levers", flags):
         if flags.levers[0] != _AS_IT_IS:
             raise BadInputError(
                 f"expected {_AS_IT_IS!r} first among --levers, which the others are "

@@ -32,7 +32,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from bench.command import command_line, one_line_errors, publish, require_room
+from bench.command import command_line, make_parser, publish, reporting
 from bench.machine import machine, today
 from bench.processes import (
     PEERS_PYTHON,
@@ -75,14 +75,7 @@ _LENGTHS = ["full", "real"]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Sizes of a comparison.
-
-    Attributes:
-      layers, hidden, heads: of each encoder.
-      document: wordpieces of a document.
-      batch: sentences of an update.
-      query: wordpieces of a sentence.
-    """
+    """Sizes of each encoder, of documents and queries in wordpieces, and of a batch."""
 
     layers: int
     hidden: int
@@ -143,11 +136,8 @@ def write_case(
 ) -> None:
     """Writes inputs and random weights of a comparison, for all that take part.
 
-    Args:
-      folder: where to.
-      size: sizes of the models.
-      inputs: the sentences and documents.
-      packing: lengths of rows that two documents share; None for no packed updates.
+    `packing` has the lengths of rows that two documents share; None for no packed
+    updates.
     """
     batch, candidates = inputs.batch, inputs.candidates
     arrays = {
@@ -236,11 +226,7 @@ def random_inputs(size: Size) -> PretrainInputs:
 
 
 def real_inputs(size: Size, corpus: str, task: str) -> PretrainInputs:
-    """Returns masked sentences of a corpus with the null document and random blocks.
-
-    Raises:
-      BadInputError: there are no such examples.
-    """
+    """Returns masked sentences of a corpus with the null document and random blocks."""
     store = BlockStore.open(corpus)
     examples = Examples.open(examples_folder(corpus, task, "train"))
     random = np.random.default_rng(0)
@@ -288,12 +274,8 @@ def time_ours(
 ) -> dict[str, Any]:
     """Returns loss, seconds of each update, peak memory and operations of an update.
 
-    Args:
-      folder: inputs and weights, as `write_case` wrote them.
-      size: sizes of the models.
-      steps: updates to time.
-      settings: further settings of the encoders.
-      packs: whether two documents share a row, at the lengths that are in the folder.
+    The folder is one that `write_case` wrote. With `packs` two documents share a row,
+    at the lengths that are there. The settings are further ones of the encoders.
     """
     arrays = np.load(folder / "inputs.npz")
     batch, candidates = (
@@ -342,24 +324,14 @@ def models(size: Size, **settings: Any) -> tuple[Retriever, KnowledgeEncoder]:
 
 @dataclasses.dataclass
 class Runner:
-    """Starts measurements.
-
-    Attributes:
-      python: interpreter of the peers' environment.
-      steps: updates of a measurement.
-      rounds: measurements of each that takes part.
-    """
+    """Starts measurements."""
 
     python: pathlib.Path
     steps: int
     rounds: int
 
     def compare(self, folder: pathlib.Path, size: str, dtype: str) -> dict[str, Any]:
-        """Returns seconds, memory and loss of each; they take turns.
-
-        Raises:
-          BadInputError: a process failed, or they compute different losses.
-        """
+        """Returns seconds, memory and loss of each; they take turns."""
         arguments = [str(folder), f"--steps={self.steps}"]
         commands = {
             name: [
@@ -440,9 +412,7 @@ def markdown(results: Sequence[Mapping[str, Any]], command: str) -> str:
 
 def main() -> None:
     """Compares, or runs this project's part of a comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "page", "output")
     parser.add_argument("corpus", nargs="?", default="", help="as `realm prepare` made")
     parser.add_argument("--task", default="", help="masked sentences of the corpus")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "paper"])
@@ -452,8 +422,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", type=pathlib.Path, default=PEERS_PYTHON)
     parser.add_argument("--quick", action="store_true", help="one size, one round")
-    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
     # This project's part of a comparison, which is started by the others.
     parser.add_argument("--case", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", choices=SIZES, help=argparse.SUPPRESS)
@@ -469,14 +437,13 @@ def main() -> None:
         return
     if flags.quick:
         flags.sizes, flags.dtypes, flags.rounds = ["small"], ["float32"], 1
-    with one_line_errors():
-        _compare(flags)
-
-
-def _compare(flags: argparse.Namespace) -> None:
-    require_peers(flags.peers)
     place = "train_step" if "real" in flags.lengths else "train_step of full length"
-    require_room(place, flags)
+    with reporting(place, flags):
+        _compare(flags, place)
+
+
+def _compare(flags: argparse.Namespace, place: str) -> None:
+    require_peers(flags.peers)
     pin_to_cores(_CORES)
     if flags.lengths == ["real"] and not flags.corpus:
         raise BadInputError("expected a CORPUS for --lengths real, got none; name one")

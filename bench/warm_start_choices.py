@@ -24,7 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
+from bench.command import write_figures
+from bench.minilm import (
+    LENGTHS,
+    fill_in,
+    models,
+    optimizer,
+    reader_config,
+    restored,
+)
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.provenance import stage_times
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
@@ -32,11 +40,8 @@ from realm_jax.index.searchers import Searcher, make_searcher
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.metrics.retrieval import bootstrap_interval
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.storage import open_store
 from realm_jax.training import warm_start
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.masked_spans import MaskedSpans
-from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture
 
 # The changes of each variant to the quickstart's warm start. One that reads a retrieved
@@ -99,7 +104,7 @@ class Measures:
 
     def variant(self, name: str, model_dir: str) -> dict[str, Any]:
         """Returns the results of a trained model."""
-        params = self._params(model_dir)
+        params = restored(model_dir).tree
         spans = self._fill_in(self._config, params, self._searcher(name, params))
         (time,) = stage_times(model_dir)
         last = list(read_metrics(model_dir))[-1]
@@ -118,7 +123,7 @@ class Measures:
 
     def temperature(self, value: float, model_dir: str) -> dict[str, Any]:
         """Returns the effect of a temperature on p(z|x), and so on the utility."""
-        params = self._params(model_dir)
+        params = restored(model_dir).tree
         config = dataclasses.replace(self._config, temperature=value)
         spans = self._fill_in(config, params, self._searcher("", params))
         retrieved = np.exp(spans.log_retrieval)
@@ -128,11 +133,6 @@ class Measures:
             "p(null|x)": float(retrieved[:, 0].mean()),
             "utility": _interval(spans.utility),
         }
-
-    def _params(self, model_dir: str) -> Any:
-        restored = restore_params(open_store(model_dir))
-        assert restored is not None
-        return restored.tree
 
     def _searcher(self, name: str, params: Any) -> Searcher:
         if "ICT" in name:
@@ -153,10 +153,9 @@ class Measures:
     def _fill_in(
         self, config: RetrieverConfig, params: Any, searcher: Searcher
     ) -> MaskedSpans:
-        task = f"{self._flags.name}_salient"
-        examples = open_examples(self._store, task, "validation")
         return fill_in(
-            config, params, self._store, examples, searcher, self._flags.examples
+            *(config, params, self._store, self._flags.name, "validation"),
+            *(searcher, self._flags.examples),
         )
 
 
@@ -178,16 +177,13 @@ def _silent(step: int, total: int, values: Mapping[str, float]) -> None:
 def main() -> None:
     """Trains and measures every variant that has not been measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", required=True)
+    for name in ("corpus", "weights", "work", "output"):
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--name", default="vital")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--output", required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--examples", type=int, default=400)
     flags = parser.parse_args()
     output = pathlib.Path(flags.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
     measures = Measures(flags)
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
@@ -200,7 +196,7 @@ def main() -> None:
 
     def keep(kind: str, name: str, measured: dict[str, Any]) -> None:
         result[kind][name] = measured
-        output.write_text(json.dumps(result, indent=1) + "\n")
+        write_figures(output, result)
         print(name, measured, flush=True)
 
     model_dir = ""

@@ -40,8 +40,8 @@ Arrays = Mapping[str, np.ndarray]
 def differences(folder: pathlib.Path) -> dict[str, float]:
     """Returns the greatest difference of each output of a model, by its name.
 
-    Args:
-      folder: one of those that `bench/peers/realm_models.py` writes, but for openqa.
+    The folder is one of those that `bench/peers/realm_models.py` writes, but for
+    openqa.
     """
     model = read_published(str(folder))
     expected = np.load(folder / "expected.npz")
@@ -55,9 +55,8 @@ def differences(folder: pathlib.Path) -> dict[str, float]:
 def answers(folder: pathlib.Path, work: pathlib.Path) -> tuple[list[str], list[str]]:
     """Returns the answers of `transformers`, and those of the imported model.
 
-    Args:
-      folder: the RealmForOpenQA that `bench/peers/realm_models.py` writes.
-      work: a new folder for the model and its corpus.
+    `folder` is the RealmForOpenQA that `bench/peers/realm_models.py` writes, and `work`
+    a new one for the model and its corpus.
     """
     expected = json.loads((folder / "answers.json").read_text())
     corpus = str(work / "corpus")

@@ -12,19 +12,11 @@ import argparse
 
 import numpy as np
 
-from bench.minilm import LENGTHS, models
+from bench.minilm import held_out_questions, load_searcher, models, restored
 from realm_jax.data.blocks import BlockStore
-from realm_jax.index.embed import EmbedConfig, query_embedder
+from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
-from realm_jax.index.source import IndexSource
-from realm_jax.metrics.retrieval import (
-    paired_bootstrap_difference,
-    recall_at_k,
-    relevant_blocks,
-)
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
+from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 
 RECALL_AT = (1, 5, 20)
 _BATCH = 32
@@ -38,31 +30,17 @@ def main() -> None:
     flags = parser.parse_args()
     store = BlockStore.open(flags.corpus)
     config = models("strong").retriever_config(store.vocabulary.size)
-    splits = [
-        HeldOutQuestions(store, flags.questions, split, LENGTHS.query)
-        for split in ("train", "dev")
-    ]
-    ids = np.concatenate([questions.ids for questions in splits])
-    asked = [question for split in splits for question in split.questions]
-    relevant = relevant_blocks(store, asked)
+    ids, relevant = held_out_questions(store, flags.questions)
     embed = query_embedder(config)
     queries: dict[str, np.ndarray] = {}
     indexes: dict[str, Searcher] = {}
     for name in ("before", "after"):
-        model_store = open_store(getattr(flags, name))
-        restored = restore_params(model_store)
-        assert restored is not None
+        model_dir = getattr(flags, name)
+        trained = restored(model_dir)
         parts = [ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)]
-        retriever = restored.tree["retriever"]
+        retriever = trained.tree["retriever"]
         queries[name] = np.concatenate([np.asarray(embed(retriever, p)) for p in parts])
-        source = IndexSource(
-            *(model_store, store, config),
-            EmbedConfig(document_length=LENGTHS.document),
-            "device",
-        )
-        index = source.load(restored.step)
-        assert index is not None
-        indexes[name] = index.searcher
+        indexes[name] = load_searcher(model_dir, store, config, trained.step)
     base: dict[int, np.ndarray] = {}
     print("| queries | index |" + "".join(f" recall@{k} |" for k in RECALL_AT))
     for query_tower, document_tower in (

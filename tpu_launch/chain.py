@@ -185,22 +185,16 @@ class Chain:
 
 
 class ChainCommands:
-    """The command lines of a chain's stages.
-
-    Attributes:
-      stages: the stages, in order.
-    """
+    """The command lines of a chain's stages."""
 
     def __init__(
         self, chain: Chain, gin_files: Sequence[str], passed_on: Sequence[str] = ()
     ):
         """Expands a chain that gin has read, and reads the files of its stages.
 
-        Args:
-          chain: the chain.
-          gin_files: passed to every stage after its own.
-          passed_on: arguments passed to each stage that reads them, after all others.
-            One that no stage reads is refused.
+        `gin_files` are passed to every stage after its own, and the arguments
+        `passed_on` to each stage that reads them, after all others. One that no stage
+        reads is refused.
         """
         self._gin_files, self._passed_on = gin_files, passed_on
         # Reading a stage's own files replaces what gin has read of the chain.

@@ -37,10 +37,7 @@ class Ended(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A program to run in this environment, and the log that its output goes to.
-
-    Without a log it keeps the terminal.
-    """
+    """A program to run in an environment, and its log; without one, on the terminal."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]

@@ -51,7 +51,6 @@ class LaunchRecord:
     """What was launched, and where.
 
     Attributes:
-      id: id of the run.
       backend: "gke", "tpu_vm" or "local".
       roles: role -> its machines, in words.
       time: time of the launch, in Unix seconds.
@@ -140,7 +139,7 @@ def write_outcome(store: Store, role: str, code: int, message: str = "") -> None
 
 def outcomes(store: Store) -> dict[str, Outcome]:
     """Returns how the roles have ended that have; none of them may be damaged."""
-    found = {role: _outcome(store, role) for role in _ROLES}
+    found = {role: _read(store, outcome_name(role), Outcome) for role in _ROLES}
     return {role: outcome for role, outcome in found.items() if outcome}
 
 
@@ -150,15 +149,11 @@ def readable_outcomes(store: Store) -> tuple[dict[str, Outcome], set[str]]:
     damaged: set[str] = set()
     for role in _ROLES:
         try:
-            if outcome := _outcome(store, role):
+            if outcome := _read(store, outcome_name(role), Outcome):
                 found[role] = outcome
         except DamagedRecordError:
             damaged.add(role)
     return found, damaged
-
-
-def _outcome(store: Store, role: str) -> Outcome | None:
-    return _read(store, outcome_name(role), Outcome)
 
 
 def is_over(ended: Mapping[str, Outcome]) -> bool:

@@ -47,18 +47,11 @@ class Worker:
     ):
         """Prepares a worker, without reading or writing anything yet.
 
-        Args:
-          store: the model directory.
-          role: the role.
-          commands: its processes, which work together, each with a log.
-          stop: set when asked to stop.
-          say: prints a message.
-          max_restarts: restarts at the same place.
-          pace: waiting times.
-          look_seconds: time between two looks at the model directory.
-          deadline: when processes are asked to end, in Unix seconds.
-          number: its number among all hosts of its role's slices.
-          name: name of these, under which its log is uploaded; "" for no upload.
+        Each of `commands`, which work together, has a log. They are started again at
+        most `max_restarts` times at the same place, and asked to end at the `deadline`,
+        in Unix seconds. `look_seconds` pass between two looks at the model directory.
+        `number` is the worker's among all hosts of its role's slices, and `name` that
+        of the slices, under which its log is uploaded; "" for no upload.
         """
         self.over, self.is_done, self.has_failed = "", False, False
         self._store, self._role, self._commands = store, role, commands

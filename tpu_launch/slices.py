@@ -90,9 +90,7 @@ class Slice:
     """Machines that train or embed together.
 
     Attributes:
-      accelerator_type: name of the accelerator type.
       chip: figures of its devices; None for a CPU.
-      num_chips: number of accelerators.
       num_hosts: number of processes of the job.
       host_memory: memory of each host, in bytes.
       topology: chips along each dimension of a TPU's torus, "" for others.

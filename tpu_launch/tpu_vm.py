@@ -161,16 +161,14 @@ class TpuVm:
         ]
 
     def _find(self, run_id: str) -> list[tpu_v2.QueuedResource]:
-        """Returns the queued resources of a run, in order of their numbers.
-
-        The filter is applied here, because the service has none.
-        """
+        """Returns the queued resources of a run, in order of their numbers."""
         found = []
         for zone in self._zones:
             with _errors(zone):
                 found += self._client.list_queued_resources(
                     parent=self._parent(zone), timeout=_SECONDS, retry=None
                 )
+        # The service has no filter.
         ours = [one for one in found if _label(one, _RUN) == run_id]
         return sorted(ours, key=_number)
 

@@ -13,10 +13,6 @@ class Document:
     """A block of the corpus that was retrieved for a text.
 
     Attributes:
-      block_id: number of the block in the corpus.
-      title: title of its article.
-      source_id: id of the article.
-      text: the block's body.
       score: f(x, z), the inner product of the two embeddings.
     """
 
@@ -67,7 +63,6 @@ class Answer:
     """The answer to a question, with its sources.
 
     Attributes:
-      question: the question, as it was asked.
       text: the answer, in the characters of the document; "" if nothing was found.
       probability: p(y|x), the sum of `probability * answer_probability` over all blocks
         that were read, including those not in `documents`.

@@ -24,12 +24,7 @@ def batches_by_length(
     """Yields the rows of each batch, at most `batch_size`, and their padded length.
 
     That length depends on the row alone, so that what is computed of a row does not
-    depend on the rows beside it.
-
-    Args:
-      lengths: wordpieces of each row, at most `longest`.
-      longest: the largest padded length.
-      batch_size: rows of a batch.
+    depend on the rows beside it. No row is longer than `longest`.
     """
     padded = np.array(padded_lengths(longest))
     chosen = padded[np.searchsorted(padded, lengths)]

@@ -44,10 +44,8 @@ class _Sentence(NamedTuple):
     """A sentence with a mask.
 
     Attributes:
-      before: the text up to the mask.
       words: what is masked, or None if it is to be guessed.
       count: wordpieces to be guessed.
-      after: the text behind the mask.
     """
 
     before: str
@@ -69,11 +67,7 @@ class MaskFiller(CorpusSearch):
     num_candidates: int
 
     def answer(self, sentences: Sequence[str]) -> list[Answer]:
-        """Fills in sentences, in the given order.
-
-        Raises:
-          BadInputError: one has no mask, or several, or is too long.
-        """
+        """Fills in sentences, in the given order."""
         return [self._fill(sentence) for sentence in sentences]
 
     def _fill(self, sentence: str) -> Answer:
@@ -174,11 +168,7 @@ class MaskFiller(CorpusSearch):
 
 
 def _parse(sentence: str) -> _Sentence:
-    """Returns the parts of a sentence.
-
-    Raises:
-      BadInputError: it has no mask, or more than one.
-    """
+    """Returns the parts of a sentence."""
     found = list(_MASK.finditer(sentence))
     between = [
         sentence[one.end() : other.start()] for one, other in itertools.pairwise(found)

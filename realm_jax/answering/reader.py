@@ -50,11 +50,7 @@ class Answerer(CorpusSearch):
     mesh: Mesh | None = None
 
     def answer(self, questions: Sequence[str]) -> list[Answer]:
-        """Answers questions, in the given order.
-
-        Raises:
-          BadInputError: a block's text does not match its stored wordpieces.
-        """
+        """Answers questions, in the given order."""
         ids = self.question_ids(questions)
         return self.read(questions, ids, self.search(ids, self.num_read))
 
@@ -86,13 +82,7 @@ class Answerer(CorpusSearch):
     ) -> list[Answer]:
         """Returns the best span of each question over its best blocks.
 
-        Args:
-          questions: the questions.
-          question_ids: output of `question_ids`.
-          found: at least `num_read` neighbours of each question.
-
-        Raises:
-          BadInputError: a block's text does not match its stored wordpieces.
+        At least `num_read` neighbours of each question are `found`.
         """
         batch_size = self.batch_size * num_parts(self.mesh)
         ids = np.asarray(found.ids)[:, : self.num_read]
@@ -150,11 +140,7 @@ class Answerer(CorpusSearch):
         return [self._answer(begun.bodies, *row) for row in rows]
 
     def _bodies(self, block_ids: Int[np.ndarray, " block"]) -> Mapping[int, "_Body"]:
-        """Returns text and words of each block.
-
-        Raises:
-          BadInputError: a text does not match the stored wordpieces.
-        """
+        """Returns text and words of each block."""
         texts = self.corpus.texts(block_ids)
         encodings = self.corpus.vocabulary.encode_batch([text.body for text in texts])
         length = self.lengths.joined
@@ -248,11 +234,8 @@ class _Begun(NamedTuple):
 
     Attributes:
       rows: which questions are to be answered.
-      block_ids: the blocks that are read.
       scores: f(x, z) of each.
       body_starts: where the body begins in the reader's input.
-      bodies: the text of each block.
-      spans: what is read, on the devices.
     """
 
     rows: Int[np.ndarray, " some"]

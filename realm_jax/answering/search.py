@@ -31,13 +31,7 @@ def search_questions(
 ) -> Neighbours:
     """Embeds and searches at least one question, in batches of a few shapes.
 
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      searcher: the index.
-      question_ids: int32 [question, query].
-      k: neighbours per question.
-      batch_size: questions per batch.
+    Questions are int32 [question, query]; each has k neighbours.
     """
     embeddings = embed_questions(config, params, question_ids, batch_size=batch_size)
     return search_embedded(searcher, embeddings, k, batch_size=batch_size)
@@ -66,14 +60,7 @@ def embed_questions(
     *,
     batch_size: int = _BATCH,
 ) -> Float[np.ndarray, "question projection"]:
-    """Embeds at least one question, in batches of a few lengths.
-
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      question_ids: int32 [question, query].
-      batch_size: questions per batch.
-    """
+    """Embeds one or more questions, int32 [question, query], in a few lengths."""
     embed = query_embedder(config)
     lengths = np.count_nonzero(question_ids, axis=-1)
     order, parts = [], []
@@ -91,8 +78,6 @@ class CorpusSearch:
     Attributes:
       retriever: the towers; the query tower is used.
       params: {"retriever": ...}, and what else the model has.
-      corpus: the blocks.
-      searcher: the index of this corpus.
       lengths: padded lengths, as in training.
       batch_size: questions that are searched at once; batches with fewer are padded, so
         that one shape is compiled for each padded length (`batches.py`).

@@ -45,14 +45,12 @@ def find_spans(
     """Returns the best span of whole words of each question.
 
     Args:
-      reader: the span scorer.
       marginalization: combination of retrieval and reading, as in training.
-      params: parameters of the reader.
       ids: `[CLS] x [SEP] body [SEP]` of each block that is read.
       segment_ids: 1 for body and the last [SEP].
       scores: f(x, z); -inf for a block that was not found.
-      begins_word: True at the first piece of every word of a body.
-      ends_word: True at the last piece of every word of a body.
+      begins_word, ends_word: True at the first and at the last piece of every word of a
+        body.
     """
     spans = cast(SpanScores, reader.apply({"params": params}, ids, segment_ids))
     ends = _windows(ends_word, reader.max_span)

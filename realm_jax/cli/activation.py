@@ -22,14 +22,9 @@ def follow_weights(
     retriever starts from, and what its reader starts from. An activation that gin names
     is left as it is; weights with another one are then refused.
 
-    Args:
-      config: of a training stage, or of `evaluate` or `ask`, whose model is that of
-        their fine-tuning.
-      recorded: returns the activation in a source, None if that does not say; None
-        reads the source.
-
-    Raises:
-      BadInputError: the weights have a `config.json` that is not that of a BERT.
+    The configuration is of a training stage, or of `evaluate` or `ask`, whose model is
+    that of their fine-tuning. `recorded` returns the activation in a source, None if
+    that does not say; by default the source is read.
     """
     from realm_jax.models.bert import BertConfig
     from realm_jax.training.initialization import recorded_activation

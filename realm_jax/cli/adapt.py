@@ -85,12 +85,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
 def _plan(
     flags: argparse.Namespace, stop: threading.Event
 ) -> "tuple[AdaptChain, list[JudgedQuery]]":
-    """Reads the text, the encoder and the judgements; writes nothing.
-
-    Raises:
-      BadInputError: one of them cannot be used.
-      StoppedError: asked to stop.
-    """
+    """Reads the text, the encoder and the judgements; writes nothing."""
     from realm_jax.data.judgements import read_judgements
     from realm_jax.prepare import adapt_chain, first_chain
     from realm_jax.prepare.text_sample import TextSample, choose_masks
@@ -166,11 +161,7 @@ def _run_chain(path: pathlib.Path, stop: threading.Event) -> int:
 def _measured(
     chain: "AdaptChain", queries: "list[JudgedQuery]", stop: threading.Event
 ) -> dict[str, Any]:
-    """Returns the report of a chain that is done, and writes it.
-
-    Raises:
-      StoppedError: asked to stop; nothing was written.
-    """
+    """Returns the report of a chain that is done, and writes it."""
     from realm_jax.data.blocks import BlockStore
     from realm_jax.evaluation import adapt_report, adaptation
     from realm_jax.evaluation.recorded import find_model

@@ -55,7 +55,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         config = activation.follow_weights(configuration.configured(ask.AskConfig))
         rematerialization.require_decided()
         questions = [config.question] if config.question else []
-    show = _Json() if flags.json else _Screen(echo=len(questions) != 1)
+    show = _print_json if flags.json else _Screen(echo=len(questions) != 1)
     if config.port:
         _serve(config, stop)
     elif questions:
@@ -145,11 +145,9 @@ def _converse(
         )
 
 
-class _Json:
+def _print_json(reply: ask.Reply) -> None:
     """Prints a reply as one line of JSON, as POST /answer gives it."""
-
-    def __call__(self, reply: ask.Reply) -> None:
-        print(json.dumps(reply.describe(), ensure_ascii=False), flush=True)
+    print(json.dumps(reply.describe(), ensure_ascii=False), flush=True)
 
 
 class _Screen:

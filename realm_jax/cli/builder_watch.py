@@ -35,10 +35,8 @@ class BuilderWatch:
     def __init__(self, model_dir: str, progress: StageProgress, command: str):
         """Prepares to follow the builder's heartbeat.
 
-        Args:
-          model_dir: model directory of the run.
-          progress: output of the trainer.
-          command: starts a builder of this run; shown while the trainer waits for one.
+        `command` starts a builder of this run; it is shown while the trainer waits for
+        one.
         """
         self._store = open_store(model_dir)
         self._progress = progress
@@ -91,13 +89,7 @@ def watched_builder(
     progress: StageProgress,
     gin_files: Sequence[str],
 ) -> AbstractContextManager[object]:
-    """Returns the watch over the builder of a run, if another job embeds for it.
-
-    Args:
-      config: configuration of the run.
-      progress: output of the trainer.
-      gin_files: as in `builder_command`.
-    """
+    """Returns the watch over the builder of a run, if another job embeds for it."""
     if config.refresh_mode != RefreshMode.ASYNC.value:
         return contextlib.nullcontext()
     command = builder_command(config, gin_files)
@@ -109,9 +101,7 @@ def builder_command(
 ) -> str:
     """Returns the command line of an index builder for a run.
 
-    Args:
-      config: configuration of the run.
-      gin_files: of its command line; those for the hardware are the builder's too.
+    Of the run's own gin files those for the hardware are the builder's too.
     """
     files = [file for file in gin_files if "hardware/" in file]
     macros = {

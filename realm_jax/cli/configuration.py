@@ -36,14 +36,11 @@ for _folder in GIN_FILE_FOLDERS:
     gin.add_config_file_search_path(str(_folder))
 renamed.read_gin_files_by_old_names()
 
-
-def _is_not_of_the_search(record: logging.LogRecord) -> bool:
-    return record.pathname != gin.resource_reader.__file__
-
-
 # Gin logs each folder without the file as an error, by the root logger. A logger's
 # filter sees what is logged by that logger itself, so all others are as they were.
-logging.getLogger().addFilter(_is_not_of_the_search)
+logging.getLogger().addFilter(
+    lambda record: record.pathname != gin.resource_reader.__file__
+)
 
 # The exceptions that gin raises about a file; it has no class of its own.
 _GIN_RAISES = (
@@ -123,40 +120,24 @@ def add_import_module(parser: argparse.ArgumentParser) -> None:
 def parse(
     parser: argparse.ArgumentParser, argv: Sequence[str], command: str = ""
 ) -> argparse.Namespace:
-    """Parses the command line and configures gin.
+    """Parses the command line and configures gin; returns the flags.
 
-    Args:
-      parser: from `make_parser`.
-      argv: the command line.
-      command: command of `realm`. Macros of a gin file or of the command line that are
-        named for it, such as pretrain/BATCH_SIZE, then replace those without its name,
-        and what the command line sets must be read by it; "": by any command.
-
-    Returns:
-      The flags.
-
-    Raises:
-      BadInputError: a flag, file, macro, binding or module is unknown or malformed, or
-        a setting of the command line has no effect.
+    Macros of a gin file or of the command line that are named for `command`, one of
+    `realm`, such as pretrain/BATCH_SIZE, replace those without its name, and what the
+    command line sets must be read by it; "": by any command.
     """
     flags, others = parse_known(parser, argv, command)
-    if others:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    _require_none(parser, others)
     return flags
 
 
 def parse_known(
     parser: argparse.ArgumentParser, argv: Sequence[str], command: str = ""
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Does what `parse` does, and also returns unknown flags.
-
-    Raises:
-      BadInputError: a file, macro, binding or module is unknown or malformed, or a
-        setting of the command line has no effect.
-    """
-    flags, others, bindings = _split(parser, argv)
+    """Does what `parse` does, and also returns unknown flags."""
+    flags, others = _split(parser, argv)
     import_modules(flags)
-    read = _read(parser, flags.gin_file, bindings, command)
+    read = _read(parser, flags.gin_file, flags.bindings, command)
     takes_others = bool(command) and STAGES[command].others_are_passed_on
     for binding in read.without_effect:
         if not (takes_others and _is_of_another_command(binding, command)):
@@ -169,22 +150,13 @@ def parse_chain(
 ) -> tuple[argparse.Namespace, set[str]]:
     """Does what `parse` does for one of several commands that share their settings.
 
-    Args:
-      parser: from `make_parser`.
-      argv: the command line.
-      command: command of `realm`, "" for the launcher of all of them.
-
-    Returns:
-      The flags, and the bindings of the command line that it does not read.
-
-    Raises:
-      BadInputError: a flag, file or module is unknown or malformed.
+    `command` is "" for the launcher of all of them. Returns the flags, and the bindings
+    of the command line that it does not read.
     """
-    flags, others, bindings = _split(parser, argv)
-    if others:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    flags, others = _split(parser, argv)
+    _require_none(parser, others)
     import_modules(flags)
-    read = _read(parser, flags.gin_file, bindings, command, is_shared=True)
+    read = _read(parser, flags.gin_file, flags.bindings, command, is_shared=True)
     return flags, set(read.without_effect)
 
 
@@ -193,31 +165,19 @@ def parse_for_macro(
 ) -> tuple[argparse.Namespace, str]:
     """Parses the command line of a command that needs only one text from gin.
 
-    If the command line itself sets the macro, no gin file is needed, and none is read.
-
-    Args:
-      parser: from `make_parser`.
-      argv: the command line.
-      name: name of the macro.
-
-    Returns:
-      The flags, and the macro's value.
-
-    Raises:
-      BadInputError: neither command line nor gin files set it, or a flag, file, macro,
-        binding or module is unknown or malformed.
+    If the command line itself sets the macro `name`, no gin file is needed, and none is
+    read. Returns the flags, and the macro's value.
     """
-    flags, others, bindings = _split(parser, argv)
-    if others:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    said = [one for one in bindings if one.partition("=")[0].strip() == name]
+    flags, others = _split(parser, argv)
+    _require_none(parser, others)
+    said = [one for one in flags.bindings if values.name_of(one) == name]
     value = None
     if said:
         value = values.text(said[-1])
     elif flags.gin_file:
         import_modules(flags)
         # Other required settings are not needed here.
-        _read(parser, flags.gin_file, bindings, finalize=False)
+        _read(parser, flags.gin_file, flags.bindings, finalize=False)
         with contextlib.suppress(ValueError):  # No gin file has such a macro.
             value = gin.query_parameter(f"%{name}")
     if not isinstance(value, str) or not value:
@@ -227,8 +187,8 @@ def parse_for_macro(
 
 def _split(
     parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[argparse.Namespace, list[str], list[str]]:
-    """Returns flags, unknown arguments, and bindings."""
+) -> tuple[argparse.Namespace, list[str]]:
+    """Returns flags, with `bindings` among them, and unknown arguments."""
     bindings = [
         renamed.current(arg.removeprefix("--gin."), arg.partition("=")[0])
         for arg in argv
@@ -238,7 +198,12 @@ def _split(
         [arg for arg in argv if not arg.startswith("--gin.")]
     )
     flags.bindings = bindings
-    return flags, others, bindings
+    return flags, others
+
+
+def _require_none(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 def import_modules(flags: argparse.Namespace) -> None:
@@ -341,12 +306,10 @@ def _read_files(files: Sequence[str]) -> dict[str, tuple[str, reach.Setting]]:
 
 
 def _found(file: str) -> str:
-    """Returns the file, or the shipped one of its name.
-
-    Gin would take runs/ in the working directory for a package and fail.
-    """
+    """Returns the file, or the shipped one of its name."""
     if pathlib.Path(file).exists():
         return file
+    # Gin would take runs/ in the working directory for a package and fail.
     shipped = (folder / file for folder in GIN_FILE_FOLDERS)
     return next((str(path) for path in shipped if path.is_file()), file)
 
@@ -403,11 +366,7 @@ def _is_of_another_command(binding: str, command: str) -> bool:
 
 
 def configured(config_class: type[Config]) -> Config:
-    """Builds a configuration dataclass with the bindings that gin has for it.
-
-    Raises:
-      BadInputError: a required macro or binding has no value.
-    """
+    """Builds a configuration dataclass with the bindings that gin has for it."""
     with _gin_errors():
         config = gin.get_configurable(config_class)()
     _require_types(config)
@@ -422,9 +381,7 @@ def configured_if_bound(config_class: type[Config]) -> Config:
 def bindings(config_class: type, resolve: bool = False) -> Mapping[str, Any]:
     """Returns gin's bindings of a class.
 
-    Args:
-      config_class: the class.
-      resolve: whether references and macros are replaced by their values.
+    With `resolve`, references and macros are replaced by their values.
     """
     try:
         return gin.get_bindings(config_class, resolve_references=resolve)
@@ -450,11 +407,7 @@ def _require_types(config: Any) -> None:
 
 
 def import_module(module: str) -> None:
-    """Imports a user's module, from PYTHONPATH or below the working directory.
-
-    Raises:
-      BadInputError: the module does not exist, or cannot be imported.
-    """
+    """Imports a user's module, from PYTHONPATH or below the working directory."""
     sys.path.insert(0, "")
     try:
         importlib.import_module(module)

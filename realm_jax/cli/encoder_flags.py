@@ -37,12 +37,7 @@ def add(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def read_start(flags: argparse.Namespace) -> "EncoderStart | None":
-    """Reads the encoder that the options name, or MiniLM; None without either.
-
-    Raises:
-      BadInputError: as `find_weights` and `EncoderStart.read`; or there is no encoder
-        for the other options.
-    """
+    """Reads the encoder that the options name, or MiniLM; None without either."""
     from realm_jax.prepare.encoder_start import EncoderStart, find_weights
 
     given = {name: getattr(flags, name) for name in _SETTINGS}

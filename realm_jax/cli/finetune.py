@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from realm_jax.cli import configuration
 from realm_jax.cli.stages import run_stage
 
 
@@ -30,9 +29,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         stop,
         finetune.FinetuneConfig,
         finetune.run,
-        lambda config, progress: watched_builder(
-            config, progress, configuration.gin_files(argv)
-        ),
+        watched_builder,
     )
 
 

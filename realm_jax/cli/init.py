@@ -101,11 +101,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
 
 def _trained_model(run: str) -> "TrainedModel":
-    """Returns the model of a run that has the quickstart's size.
-
-    Raises:
-      BadInputError: it has no fine-tuned model, or one of another size.
-    """
+    """Returns the model of a run that has the quickstart's size."""
     from realm_jax.evaluation.recorded import find_corpus, find_model
     from realm_jax.models.retriever import OF_SENTENCE_ENCODERS
     from realm_jax.prepare.first_chain import TrainedModel

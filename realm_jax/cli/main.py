@@ -92,9 +92,8 @@ def main(argv: Sequence[str]) -> int:
 def guard(command: Callable[[threading.Event], int | None]) -> int:
     """Runs a command that may be interrupted; expected errors become one line.
 
-    Args:
-      command: takes the event that is set when the process is asked to stop; it then
-        saves its state and returns. A command that ordinarily ends this way returns 0.
+    The command takes the event that is set when the process is asked to stop; it then
+    saves its state and returns. One that ordinarily ends this way returns 0.
     """
     with _stop_signals() as (stop, received):
         try:
@@ -168,10 +167,8 @@ def _log_to_screen() -> None:
 def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     """Sets an event on the first of `STOP_SIGNALS`; a second SIGINT ends at once.
 
-    SIGHUP stays ignored where it is, as under nohup.
-
-    Yields:
-      The event, and the numbers of the signals received.
+    SIGHUP stays ignored where it is, as under nohup. Yields the event, and the numbers
+    of the signals received.
     """
     stop, received = threading.Event(), []
 

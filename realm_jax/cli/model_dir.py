@@ -18,11 +18,7 @@ _OPTION = "--output"
 
 
 def require_writable(argv: Sequence[str]) -> None:
-    """Checks the MODEL_DIR or --output that a command line names, if it does.
-
-    Raises:
-      BadInputError: it is a file, or files cannot be made in it.
-    """
+    """Checks the MODEL_DIR or --output that a command line names, if it does."""
     if "-h" in argv or "--help" in argv:
         return
     for name, folder in _named(argv):
@@ -30,14 +26,9 @@ def require_writable(argv: Sequence[str]) -> None:
 
 
 def require_writable_folder(name: str, folder: str) -> None:
-    """Checks that files can be made in a folder, which need not exist yet.
+    """Checks that files can be made in a local folder, which need not exist yet.
 
-    Args:
-      name: of the setting, for the message.
-      folder: local; others are not checked.
-
-    Raises:
-      BadInputError: they cannot.
+    `name` is that of the setting, for the message.
     """
     if not folder or "://" in folder:
         return

@@ -16,7 +16,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from realm_jax.cli import configuration
@@ -56,12 +56,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         config, modules=(*config.modules, *flags.import_module)
     )
     with StageProgress("prepare", stop) as progress:
-
-        def report(what: str, done: int, total: int | None) -> None:
-            if stop.is_set():
-                raise StoppedError(f"stopped while making {what}")
-            progress(done, total, what=what)
-
+        report = reporter(progress, stop)
         workers = Workers(flags.workers, beam_flags, flags.max_bad_lines)
         store = prepare.run(config, report, stop, workers)
         for line in summary(store.info):
@@ -74,6 +69,19 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             f"done, {store.num_blocks:,} blocks in {store.vocabulary.size:,} "
             f"wordpieces, in {config.corpus}"
         )
+
+
+def reporter(
+    progress: StageProgress, stop: threading.Event
+) -> Callable[[str, int, int | None], None]:
+    """Returns what shows how much of what is made, and ends the command on request."""
+
+    def report(what: str, done: int, total: int | None) -> None:
+        if stop.is_set():
+            raise StoppedError(f"stopped while making {what}")
+        progress(done, total, what=what)
+
+    return report
 
 
 def summary(info: Mapping[str, Any]) -> Iterator[str]:

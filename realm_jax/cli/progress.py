@@ -61,10 +61,8 @@ class StageProgress:
     ):
         """Prepares the lines; the context shows them.
 
-        Args:
-          stage: name of the stage.
-          stop: once it is set, the lines say that the stage is about to stop.
-          console: console to print to; standard output by default.
+        Once `stop` is set, they say that the stage is about to stop. They are printed
+        to standard output unless there is another console.
         """
         self._stage = stage
         self._stop = stop
@@ -114,13 +112,9 @@ class StageProgress:
         values: Mapping[str, float] | None = None,
         what: str = "",
     ) -> None:
-        """Shows that `done` of `total` (None if not yet known) is done.
+        """Shows how many steps, blocks or others are done, of all (None if not known).
 
-        Args:
-          done: number of steps, blocks or other units.
-          total: total number of units.
-          values: metrics by name.
-          what: what is being made, if a command makes several things.
+        `what` is what is being made, if a command makes several things.
         """
         if action := self._before_first:
             self._before_first = None

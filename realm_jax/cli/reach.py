@@ -36,7 +36,6 @@ class Setting(NamedTuple):
       scope: names joined by slashes, or "".
       selector: complete name of the configurable, such as
         "realm_jax.training.pretrain.PretrainConfig".
-      parameter: name of the parameter.
     """
 
     scope: str
@@ -116,16 +115,11 @@ def readers(macro: str) -> list[Setting]:
 
 
 def without_effect(given: Iterable[Setting], command: str = "") -> list[Setting]:
-    """Returns those settings that a command does not read.
+    """Returns those settings that a command does not read, in the order given.
 
-    Args:
-      given: settings that are bound.
-      command: command of `realm`; "" for all of them and for the launcher. The index
-        builder is given what its trainer is given, so it counts as all of them.
-
-    Returns:
-      The settings without effect, in the order given. Settings of a user's own
-      configurables count as read, for their code may read them.
+    With a command of "" that is by all of them and the launcher. The index builder is
+    given what its trainer is given, so it counts as all of them. Settings of a user's
+    own configurables count as read, for their code may read them.
     """
     read = _read_from(_roots(command))
     return [

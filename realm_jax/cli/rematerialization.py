@@ -20,11 +20,7 @@ def is_undecided() -> bool:
 
 
 def require_decided() -> None:
-    """Requires that gin does not leave the choice to the planner.
-
-    Raises:
-      BadInputError: it does.
-    """
+    """Requires that gin does not leave the choice to the planner."""
     if is_undecided():
         raise BadInputError(
             f'expected a decision for remat="{_AUTO}", got none; have one made by '

@@ -52,11 +52,9 @@ _log = logging.getLogger(__name__)
 
 
 def current(text: str, where: str) -> str:
-    """Returns gin's syntax with current names.
+    """Returns gin's syntax, of a file or of the command line, with current names.
 
-    Args:
-      text: lines of a gin file, or a binding of the command line.
-      where: the source of the text, for the warning about each old name.
+    `where` is its source, for the warning about each old name.
     """
     found: dict[str, None] = {}
 

@@ -17,16 +17,14 @@ import gin
 from realm_jax.cli import reach
 from realm_jax.stages import StageSpec
 
+# What a command line can say, and not an object.
+_PLAIN = (bool, int, float, str, tuple, type(None))
 _WIDTH = 80
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n   .*)*)", re.MULTILINE)
 
 
 def settings_help(spec: StageSpec) -> str:
-    """Returns the settings of a stage: name, value in its run file, and meaning.
-
-    Args:
-      spec: the stage, with a configuration.
-    """
+    """Returns the settings of a stage: name, value in its run file, and meaning."""
     gin.clear_config(clear_constants=True)
     gin.parse_config_file(f"runs/{spec.name}.gin")
     bound = dict(reach.settings())
@@ -39,7 +37,8 @@ def settings_help(spec: StageSpec) -> str:
         docs = field_docs(config)
         for field in dataclasses.fields(config):
             is_bound = reach.Setting("", selector, field.name) in bound
-            if field.name in docs and not is_bound and _is_plain(field.default):
+            is_plain = isinstance(field.default, _PLAIN)
+            if field.name in docs and not is_bound and is_plain:
                 name = field.name.upper()
                 lines += _described(name, _shown(field.default), docs[field.name])
     return "\n".join(lines)
@@ -80,8 +79,3 @@ def _shown(value: Any) -> str:
     if repr(value) == "%gin.REQUIRED":
         return " (required)"
     return f" = {json.dumps(value) if isinstance(value, str) else repr(value)}"
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether this is what a command line can say, and not an object."""
-    return value is None or isinstance(value, (bool, int, float, str, tuple))

@@ -30,23 +30,15 @@ def run_stage(
     config_class: type[ConfigT],
     run: Callable[[ConfigT, Report, threading.Event, Attempt], bool],
     watch: Callable[
-        [ConfigT, StageProgress], AbstractContextManager[object]
-    ] = lambda config, progress: nullcontext(),
+        [ConfigT, StageProgress, Sequence[str]], AbstractContextManager[object]
+    ] = lambda config, progress, gin_files: nullcontext(),
 ) -> int | None:
     """Parses, configures and runs a training stage, and reports how it ended.
 
-    Args:
-      command: name of the command after `realm`.
-      description: the help.
-      argv: the command line.
-      stop: ends the stage between two steps.
-      config_class: the class that gin binds.
-      run: (configuration, report, stop, attempt) -> whether all updates are done.
-      watch: shows the progress of other processes meanwhile.
-
-    Returns:
-      `STOPPED` if another process of the job was asked to stop; else None, which leaves
-      the exit code to `main.guard`.
+    `run` returns whether all updates are done, and `watch` shows the progress of other
+    processes meanwhile; it is given the gin files, too. Returns `STOPPED` if another
+    process of the job was asked to stop; else None, which leaves the exit code to
+    `main.guard`.
     """
     parser = configuration.make_parser(f"realm {command}", description)
     parser.add_argument(
@@ -67,7 +59,7 @@ def run_stage(
         attempt = Attempt(
             command, config, argv, gin=operative_config_str, note=progress.note
         )
-        with watch(config, progress):
+        with watch(config, progress, flags.gin_file):
             is_done = run(config, progress, stop, attempt)
         if is_done:
             attempt.report_ignored_changes()

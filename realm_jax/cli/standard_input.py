@@ -42,12 +42,8 @@ def each_line(
 ) -> None:
     """Calls a function with each line that is not blank, until input ends.
 
-    Args:
-      answer: what to do with a line. Its `BadInputError` is noted, and the next line
-        is read.
-      stop: ends reading.
-      note: called with a sentence.
-      prompts: whether a terminal shows a prompt.
+    A `BadInputError` of it is noted, and the next line is read. With `prompts` a
+    terminal shows a prompt.
     """
     if is_terminal():
         note("ready; Ctrl-D or Ctrl-C ends it")

@@ -44,12 +44,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = configuration.Parser(
-        prog="realm tasks",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = configuration.make_plain_parser("realm tasks", __doc__)
     parser.add_argument("task", nargs="?", metavar="NAME", help="a task or mixture")
     parser.add_argument(
         "--show", type=int, metavar="N", help="print the first N examples of NAME"

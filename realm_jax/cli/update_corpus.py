@@ -21,8 +21,8 @@ import threading
 from collections.abc import Sequence
 
 from realm_jax.cli import configuration
+from realm_jax.cli.prepare import reporter
 from realm_jax.cli.progress import StageProgress
-from realm_jax.errors import StoppedError
 from realm_jax.extras import require_extra
 
 
@@ -45,13 +45,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
     config = configuration.configured(update_corpus.UpdateConfig)
     with StageProgress("update-corpus", stop) as progress:
-
-        def report(what: str, done: int, total: int | None) -> None:
-            if stop.is_set():
-                raise StoppedError(f"stopped while making {what}")
-            progress(done, total, what=what)
-
         workers = Workers(flags.workers, beam_flags)
+        report = reporter(progress, stop)
         update = update_corpus.run(config, report, stop, workers)
         progress.note(
             f"documents: {update.added:,} added, {update.replaced:,} replaced, "

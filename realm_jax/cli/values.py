@@ -38,7 +38,6 @@ def require_known(binding: str, files: Sequence[str]) -> None:
     """Requires that a setting exists; gin would ignore a misspelt macro silently.
 
     Raises:
-      BadInputError: there is no such macro.
       ValueError: there is no such configurable or parameter.
     """
     name = name_of(binding)
@@ -61,9 +60,7 @@ def macros() -> set[str]:
 def meant(name: str, known: Collection[str]) -> str:
     """Returns what to say of a macro that is not among those known.
 
-    Args:
-      name: the macro; it may be named for a command, as in "pretrain/BATCHSIZE".
-      known: names of macros.
+    It may be named for a command, as in "pretrain/BATCHSIZE".
     """
     scope, slash, last = name.rpartition("/")
     for prefix, sought in (("", name), (scope + slash, last)):
@@ -73,12 +70,7 @@ def meant(name: str, known: Collection[str]) -> str:
 
 
 def typed(binding: str) -> str:
-    """Returns the binding in gin's syntax: a text gets its quotes.
-
-    Raises:
-      BadInputError: it has no value, or one that is neither of gin's syntax nor a text
-        where one is expected.
-    """
+    """Returns the binding in gin's syntax: a text gets its quotes."""
     name, equals, value = binding.partition("=")
     name, value = name.strip(), value.strip()
     if not equals:
@@ -118,22 +110,21 @@ def text(binding: str) -> str:
 
 
 def _expects_text(name: str) -> bool:
+    return any(map(_is_text, _kinds(name)))
+
+
+def _kinds(name: str) -> set[Any]:
+    """Returns the types of a setting, or of what reads a macro; else of its value."""
     setting = reach.parse_setting(name)
-    if not setting.is_macro:
-        return _is_text(_type_of(setting))
-    readers = reach.readers(name)
-    if readers:
-        return any(_is_text(_type_of(reader)) for reader in readers)
-    return isinstance(gin.query_parameter(f"%{name}"), str)
+    readers = reach.readers(name) if setting.is_macro else [setting]
+    if not readers:
+        return {type(gin.query_parameter(f"%{name}"))}
+    return {_type_of(reader) for reader in readers}
 
 
 def _expected(name: str) -> str:
     """Describes the values that a setting takes."""
-    setting = reach.parse_setting(name)
-    readers = reach.readers(name) if setting.is_macro else [setting]
-    kinds = {_type_of(reader) for reader in readers}
-    if setting.is_macro and not readers:
-        kinds = {type(gin.query_parameter(f"%{name}"))}
+    kinds = _kinds(name)
     names = {int: "an integer", float: "a number", bool: "True or False"}
     if len(kinds) == 1 and (kind := kinds.pop()) in names:
         return names[kind]

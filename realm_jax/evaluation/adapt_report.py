@@ -51,11 +51,9 @@ def make_report(
 ) -> dict[str, Any]:
     """Returns the content of adapt.json.
 
-    Args:
-      measured: as `adaptation.measure` returns it.
-      folder: of the chain.
-      of: what it depends on; another report is made where this differs.
-      **cost: `seconds` of measuring, and `bytes` of the largest process.
+    `measured` is what `adaptation.measure` returns, `of` what the report depends on:
+    where it differs another is made. `cost` are the `seconds` of measuring, and the
+    `bytes` of the largest process.
     """
     for stage in (WARM_START, PRETRAIN):
         if time := time_of(f"{folder}/{stage.name}", stage.name):
@@ -163,9 +161,7 @@ def _costs(cost: Mapping[str, Any]) -> Iterator[str]:
 def table_rows(folder: str, fingerprint: str) -> Iterator[tuple[str, str, str]]:
     """Yields the rows of a model card: of which texts, which retriever, the figures.
 
-    Args:
-      folder: of a chain; one that `realm adapt` has not made has no rows.
-      fingerprint: of its corpus.
+    There are none for a chain that `realm adapt` has not made, or of another corpus.
     """
     report = read_report(folder)
     if report is None or report["of"].get("corpus") != fingerprint:

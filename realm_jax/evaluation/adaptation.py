@@ -52,7 +52,6 @@ class Probe:
     """Texts to search with, and the judgement of what they find.
 
     Attributes:
-      name: `SENTENCES` or `QUERIES`.
       texts: the texts, as words for BM25.
       ids: int32 [query, length], `[CLS] x [SEP]`.
       judge: maps the scores of all blocks for some of the texts, and their numbers, to
@@ -67,11 +66,7 @@ class Probe:
     def measure(
         self, search: Callable[["Probe", range], Scores], stop: threading.Event
     ) -> dict[str, np.ndarray]:
-        """Returns the metrics of what gives scores to all blocks.
-
-        Raises:
-          StoppedError: asked to stop.
-        """
+        """Returns the metrics of what gives scores to all blocks."""
         parts = []
         for start in range(0, len(self.texts), _BATCH):
             if stop.is_set():
@@ -82,12 +77,7 @@ class Probe:
 
 
 def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
-    """Returns the held-out sentences whose article has other blocks, if there are any.
-
-    Args:
-      corpus: the blocks.
-      task: the task of masked sentences.
-    """
+    """Returns the held-out sentences whose article has other blocks, if any."""
     examples = open_examples(corpus, task, "validation", verify=True)
     starts = examples.sentence_starts
     rows = np.arange(len(examples)) if starts is None else np.asarray(starts[:-1])
@@ -146,10 +136,7 @@ def queries_probe(
 ) -> Probe:
     """Returns queries that are judged by the documents of the blocks they find.
 
-    Args:
-      corpus: the blocks.
-      queries: queries with a relevant document each.
-      query_length: longest query in wordpieces; the rest is cut.
+    Each query has a relevant document; what is beyond `query_length` wordpieces is cut.
     """
     numbers: dict[str, int] = {}
     document_of = np.empty(corpus.num_blocks, np.int64)
@@ -189,13 +176,7 @@ def queries_probe(
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A retriever with the embeddings of all blocks.
-
-    Attributes:
-      config: its configuration.
-      params: its parameters.
-      blocks: an embedding of each block.
-    """
+    """A retriever with the embeddings of all blocks."""
 
     config: RetrieverConfig
     params: PyTree
@@ -216,19 +197,10 @@ def measure(
     stop: threading.Event,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Comparison]:
-    """Measures an encoder before and after REALM.
+    """Measures the encoder that REALM began with, and the one that it made.
 
-    Args:
-      before: the retriever that REALM began with.
-      after: the one that it made.
-      corpus: the blocks.
-      probes: what to search with.
-      stop: ends it.
-      note: called with a sentence before it begins.
-
-    Returns:
-      The name of each probe, and its results: rows for `BEFORE` and `AFTER` with their
-      differences, and baselines.
+    `note` is called with a sentence before it begins. Returns the results of each probe
+    by its name: rows for `BEFORE` and `AFTER` with their differences, and baselines.
 
     Raises:
       StoppedError: asked to stop; indexes that were made are kept.
@@ -245,7 +217,9 @@ def measure(
     bm25, numerics = bm25_scorer(corpus), _numerics(after, corpus)
     add(BM25, lambda probe, rows: bm25(probe.texts[rows.start : rows.stop]))
     baselines = [BM25]
-    if not _is_as_published(before, corpus):
+    config = before.models.retriever_config(corpus.vocabulary.size)
+    # Else the retriever begins with the order that the cosine gives.
+    if config.projected or not config.normalize:
         baselines.append(ENCODER)
         add(ENCODER, _without_projection(before, corpus, numerics))
     add(BEFORE, _with_index(before, corpus, numerics, stop, donor=after.model_dir))
@@ -296,12 +270,6 @@ def _with_index(
     manifest = source.load_or_build(model.run.step, params, stop).manifest
     rows = np.asarray(source.series.read_array(manifest, EMBEDDINGS), np.float32)
     return Dense(source.config, params, rows)
-
-
-def _is_as_published(model: PretrainedRetriever, corpus: BlockStore) -> bool:
-    """Returns whether a retriever begins with the order that the cosine gives."""
-    config = model.models.retriever_config(corpus.vocabulary.size)
-    return config.normalize and not config.projected
 
 
 def _without_projection(

@@ -17,7 +17,7 @@ from realm_jax.answering.answers import Answer
 from realm_jax.data.examples import Examples
 from realm_jax.data.normalisation import normalise_answer
 from realm_jax.data.questions import MAX_ANSWER_TEXT, Question, decode_texts
-from realm_jax.evaluation.comparisons import ComparisonRow, rows_of
+from realm_jax.evaluation.comparisons import ComparisonRow, rows_of_groups
 from realm_jax.metrics.retrieval import Interval, bootstrap_interval
 
 _ROWS_AT_A_TIME = 4096
@@ -55,13 +55,10 @@ class Overlap(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class AnswerErrors:
-    """Shares of the questions; all but `oracle` add up to 1.
+    """Shares of the questions, by `Outcome`; all but `oracle` add up to 1.
 
     Attributes:
-      right: answered right.
       retriever: no block that was read contains an answer.
-      wrong_block: the reader preferred a block without one.
-      wrong_span: the reader chose another span of a block with one.
       oracle: what a reader that always chooses right would answer.
     """
 
@@ -75,10 +72,7 @@ class AnswerErrors:
 def outcome_of(answer: Answer, is_right: bool, with_answer: Collection[int]) -> Outcome:
     """Returns what became of a question.
 
-    Args:
-      answer: what was answered.
-      is_right: whether that is right.
-      with_answer: the blocks that were read and contain an answer.
+    `with_answer` are the blocks that were read and contain an answer.
     """
     if is_right:
         return Outcome.RIGHT
@@ -114,11 +108,8 @@ def training_overlap(
 
     Answers are compared as exact match compares them, but for those longer than
     `MAX_ANSWER_TEXT` characters and for patterns, of which examples keep no text.
-
-    Args:
-      trained_on: the sets of examples that fine-tuning has read.
-      questions: the questions.
-      question_ids: their wordpieces, in the vocabulary of the examples.
+    `trained_on` are the sets of examples that fine-tuning has read, and `question_ids`
+    are wordpieces in their vocabulary.
     """
     answers = set(training_answers(trained_on))
     asked = {
@@ -151,20 +142,9 @@ def training_answers(trained_on: Sequence[Examples]) -> Iterator[str]:
 def by_overlap(
     overlaps: Sequence[Overlap], values: Mapping[str, np.ndarray]
 ) -> list[ComparisonRow]:
-    """Returns a row for each kind of overlap that occurs.
-
-    Args:
-      overlaps: that of each question.
-      values: metric -> one value per question.
-    """
-    found = np.asarray([overlap.value for overlap in overlaps], object)
-    return rows_of(
-        {
-            kind.value: {k: v[found == kind.value] for k, v in values.items()}
-            for kind in Overlap
-            if kind in overlaps
-        }
-    )
+    """Returns a row for each kind of overlap that occurs."""
+    order = [kind.value for kind in Overlap if kind in overlaps]
+    return rows_of_groups(order, [overlap.value for overlap in overlaps], values)
 
 
 def _parts(examples: Examples, feature: str) -> Iterator[np.ndarray]:

@@ -156,15 +156,7 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """An answer with the question and the version it was made from.
-
-    Attributes:
-      question: the question as asked.
-      read_as: the part of it that the model reads.
-      answer: the answer.
-      version: the version that answered.
-      seconds: duration in seconds.
-    """
+    """An answer with its question, what of that was read, and the corpus's version."""
 
     question: str
     read_as: str
@@ -197,12 +189,7 @@ class Reply:
 
 
 def require_question(question: Any) -> str:
-    """Returns a question without surrounding white space.
-
-    Raises:
-      BadInputError: it is not a string, is blank, is not valid Unicode, or exceeds
-        `MAX_CHARACTERS`.
-    """
+    """Returns a question without surrounding white space."""
     if not isinstance(question, str) or not question.strip():
         # repr() of a value from JSON may exceed the recursion limit.
         raise BadInputError(
@@ -241,16 +228,11 @@ class AnswerService:
     ):
         """Opens the model and the newest version of its corpus.
 
-        Args:
-          config: the model and its corpus.
-          stop: ends following and the making of an index; also set at the end of the
-            context.
-          note: called from any thread with a sentence on the version being made or
-            used.
+        `stop` ends following and the making of an index, and is also set at the end of
+        the context. `note` is called from any thread with a sentence on the version
+        being made or used.
 
         Raises:
-          BadInputError: the model, corpus or index is missing, damaged or of another
-            model; or the index has to be made and cannot be.
           StoppedError: `stop` was set while the index was made.
         """
         self._config = config
@@ -280,11 +262,7 @@ class AnswerService:
         return self._problem or (refused[-1] if refused else "")
 
     def answer(self, question: str) -> Reply:
-        """Answers one question; not thread-safe.
-
-        Raises:
-          BadInputError: as in `require_question`.
-        """
+        """Answers one question; not thread-safe."""
         question, version = require_question(question), self._version
         began = time.monotonic()
         if has_mask(question):
@@ -315,9 +293,6 @@ class AnswerService:
         """Returns the pre-trained model, which searches the index of a version.
 
         Fine-tuning has left the document tower of that index as it was.
-
-        Raises:
-          BadInputError: there is none, or the index is of another document tower.
         """
         if self._model.refreshed:
             raise BadInputError(
@@ -439,14 +414,9 @@ def open_model(
 ) -> FinetunedModel:
     """Reads the model that is asked, and the one it began with where that is named.
 
-    Args:
-      config: which model.
-      corpus: that it was fine-tuned on; any other of its vocabulary, if the
-        configuration allows a mismatch.
-      recorded: the fine-tuned run, if it is open already.
-
-    Raises:
-      BadInputError: as `open_finished`.
+    `corpus` is the one that it was fine-tuned on, or any other of its vocabulary if the
+    configuration allows a mismatch; `recorded` the fine-tuned run if it is open
+    already.
     """
     began_with = None
     if config.pretrained:

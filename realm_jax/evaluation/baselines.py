@@ -43,16 +43,11 @@ def baseline_recalls(
     """Returns the recall of random blocks and of BM25, by label and metric.
 
     Where answers are patterns and matching all of them in all blocks would take more
-    than a minute or so, random blocks are those of a sample; their label says so.
-
-    Args:
-      corpus: the blocks.
-      questions: the questions.
-      recall_at: the values of k in recall@k.
-      max_blocks: for a larger corpus nothing is measured, because all of it would have
-        to be read: by chance, how many blocks answer a question decides, and BM25 takes
-        every word into memory.
-      bm25: returns the output of `bm25_neighbours`, where others need it, too.
+    than a minute or so, random blocks are those of a sample; their label says so. A
+    corpus of more than `max_blocks` is not measured, because all of it would have to be
+    read: by chance, how many blocks answer a question decides, and BM25 takes every
+    word into memory. `bm25` returns the output of `bm25_neighbours`, where others need
+    it, too.
     """
     num_blocks = corpus.num_blocks
     if num_blocks > max_blocks:
@@ -81,13 +76,7 @@ def baseline_recalls(
 
 
 def _sample(num_blocks: int, num_questions: int, k: int) -> frozenset[int] | None:
-    """Returns the blocks in which patterns are matched, None for all.
-
-    Args:
-      num_blocks: number of blocks.
-      num_questions: number of questions whose answers are patterns.
-      k: blocks that the sample must have at least.
-    """
+    """Returns the blocks, at least k, in which patterns are matched; None for all."""
     size = max(k, _MOST_MATCHED // max(1, num_questions))
     if size >= num_blocks:
         return None
@@ -109,14 +98,9 @@ def random_recall(
 ) -> Float[np.ndarray, " question"]:
     """Returns the probability that k blocks drawn at random hold a relevant one.
 
-    Of relevant blocks in a random sample it is an estimate without bias, for k blocks
-    of the sample are k blocks of all.
-
-    Args:
-      relevant: the relevant blocks of each question.
-      num_blocks: number of blocks, of which k different ones are drawn; one number for
-        all questions, or one each.
-      k: number of blocks drawn; all of them if there are no more.
+    Different blocks are drawn, all if there are no more than k. `num_blocks` is one
+    number for all questions, or one each. Of relevant blocks in a random sample it is
+    an estimate without bias, for k blocks of the sample are k blocks of all.
     """
     counts = np.asarray([len(blocks) for blocks in relevant], np.int64)
     drawn = np.minimum(k, num_blocks)
@@ -129,15 +113,8 @@ def bm25_neighbours(
     """Returns the k blocks with the highest BM25 score for each question, best first.
 
     Lucene's variant of BM25, over the words of title and body as `answer_tokens` splits
-    them: lowercase, without articles, not stemmed.
-
-    Args:
-      corpus: the blocks.
-      questions: the questions as text.
-      k: neighbours per question.
-
-    Returns:
-      Block ids, -1 where no further block shares a word with the question.
+    them: lowercase, without articles, not stemmed. The id is -1 where no further block
+    shares a word with the question.
     """
     found = np.full((len(questions), k), -1, np.int64)
     index = _bm25_index(corpus)

@@ -6,8 +6,9 @@ is readable on a light and on a dark page. Text remains text.
 """
 
 import dataclasses
+import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
@@ -30,6 +32,7 @@ from realm_jax.evaluation.templates import nats, percent
 from realm_jax.metrics import curves as curves_lib
 from realm_jax.metrics.calibration import Calibration
 from realm_jax.metrics.curves import Curve
+from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import title_of
 
 # Stand-ins for the colours of the page, by the names of their CSS variables.
@@ -90,7 +93,6 @@ class _Chart:
     """How a metric is drawn.
 
     Attributes:
-      title: its title.
       caption: below it; {held_out_questions} becomes the questions with their split.
       text: formats a value; where it is `percent`, no axis goes beyond 0 and 1, unless
         a value does.
@@ -106,13 +108,14 @@ class _Chart:
 
 
 _COUNT, _DECIMALS, _SECONDS = "{:,.0f}".format, "{:,.2f}".format, "{:,.3f}".format
+# Whose axis need not include zero.
+_FREE = functools.partial(_Chart, from_zero=False)
+_SMOOTH = functools.partial(_FREE, smooth=True)
 _CHARTS = {
-    curves_lib.LOSS: _Chart(
+    curves_lib.LOSS: _SMOOTH(
         "Loss",
         "Of training examples, the mean over the steps since the line before.",
         _DECIMALS,
-        smooth=True,
-        from_zero=False,
     ),
     curves_lib.UTILITY: _Chart(
         "Retrieval utility, training sentences",
@@ -141,11 +144,10 @@ _CHARTS = {
         "Validation split: mean p(null|x), how much of the retrieval goes to no "
         "document at all.",
     ),
-    curves_lib.RECALL: _Chart(
+    curves_lib.RECALL: _FREE(
         "Recall@5, held-out questions",
         "Always the same {held_out_questions}, searched whenever a new index came into "
         "use.",
-        from_zero=False,
     ),
     curves_lib.INDEX_AGE_STEPS: _Chart(
         "Age of the index",
@@ -157,15 +159,13 @@ _CHARTS = {
         "Distance of a block's embedding in the index from a fresh one, as a share of "
         "its length, when the index was replaced.",
     ),
-    "kept_neighbours": _Chart(
+    "kept_neighbours": _FREE(
         "Neighbours that stayed",
         "Share of the first 8 blocks of a query that a new index finds, too.",
-        from_zero=False,
     ),
-    "same_neighbours": _Chart(
+    "same_neighbours": _FREE(
         "Queries answered alike",
         "Share of the queries for which both indexes find the same first 8 blocks.",
-        from_zero=False,
     ),
     "retrieval_kl": _Chart(
         "Divergence of p(z|x)",
@@ -188,24 +188,19 @@ _CHARTS = {
         "Progress of the index builder",
         "How much of the next index was embedded.",
     ),
-    "in_batch_accuracy": _Chart(
+    "in_batch_accuracy": _SMOOTH(
         "Right block in the batch",
         "How often a training sentence ranks its own block first among those of its "
         "batch.",
-        smooth=True,
-        from_zero=False,
     ),
-    "answer_read": _Chart(
+    "answer_read": _SMOOTH(
         "Answer among what is read",
         "Training questions with a right span in one of the blocks that are read.",
-        smooth=True,
-        from_zero=False,
     ),
-    "dev_exact_match": _Chart(
+    "dev_exact_match": _FREE(
         "Exact match, held-out questions",
         "Always the same questions, which are not trained on; the checkpoint that "
         "answers most of them is kept, evaluated and asked.",
-        from_zero=False,
     ),
     "examples_per_second": _Chart(
         "Speed",
@@ -229,9 +224,8 @@ def charts_by_stage(
 ) -> dict[str, list[RenderedChart]]:
     """Returns all charts that have data, by stage in the order the stages ran.
 
-    Args:
-      curves: the curves of the run; infinite values and NaN are left out.
-      held_out_questions: what captions call the questions that pre-training searches.
+    Infinite values and NaN are left out. `held_out_questions` is what captions call the
+    questions that pre-training searches.
     """
     stages: dict[str, list[RenderedChart]] = {}
     swaps = [version.first_used for version in curves_lib.index_versions(curves)[1:]]
@@ -301,24 +295,16 @@ def _number_axes(axes: Axes, chart: _Chart, curve: Curve) -> None:
 
 
 def recall_charts(comparison: Comparison, questions: str) -> list[RenderedChart]:
-    """Returns charts of recall after each stage beside the baselines, if there are any.
-
-    Args:
-      comparison: the results.
-      questions: what captions call the questions.
-    """
+    """Returns charts of recall after each stage beside the baselines, if any."""
     caption = "After each stage, with its 95% interval; dashed, what needs no training."
     return [
-        RenderedChart(
-            f"Recall@{k}, {questions}",
-            caption,
-            _recall_chart(comparison, recall_name(k)),
-        )
+        RenderedChart(f"Recall@{k}, {questions}", caption, _recall_chart(comparison, k))
         for k in (_RECALLS_DRAWN if comparison.baselines else ())
     ]
 
 
-def _recall_chart(comparison: Comparison, metric: str) -> Markup:
+def _recall_chart(comparison: Comparison, k: int) -> Markup:
+    metric = recall_name(k)
     stages = {
         _SHORT_LABELS.get(row.label, row.label): row.metrics[metric]
         for row in comparison.rows
@@ -326,18 +312,14 @@ def _recall_chart(comparison: Comparison, metric: str) -> Markup:
     }
     means = {name: interval.mean for name, interval in stages.items()}
     lines = {row.label: row.metrics[metric].mean for row in comparison.baselines}
-    below = [interval.mean - interval.low for interval in stages.values()]
-    above = [interval.high - interval.mean for interval in stages.values()]
     with matplotlib.rc_context(_STYLE):
         figure = Figure()
         axes = figure.add_subplot()
         # Recall below the axis, where no line crosses the numbers.
         names = [f"{name}\n{percent(mean)}" for name, mean in means.items()]
-        style = {"color": _SERIES, "marker": "o", "clip_on": False}
-        axes.errorbar(names, list(means.values()), [below, above], **style)
+        _draw_intervals(axes, names, stages.values())
         axes.set_ylim(0.0, 1.0)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        _number_in_percent(axes.yaxis)
         place = -np.inf
         for name, value in sorted(lines.items(), key=lambda line: line[1]):
             axes.axhline(value, color=_MUTED, linestyle=(0, (4, 3)), clip_on=False)
@@ -346,12 +328,9 @@ def _recall_chart(comparison: Comparison, metric: str) -> Markup:
             across = axes.get_yaxis_transform()
             text = f"{name} {percent(value)}"
             axes.text(1.01, place, text, transform=across, va="center", color=_MUTED)
-        drawn = (
-            f"{name} {percent(recall)}" for name, recall in (means | lines).items()
-        )
-        return _as_inline_svg(
-            figure, f"stages-{metric}", f"{metric}: {', '.join(drawn)}"
-        )
+        drawn = (f"{name} {percent(mean)}" for name, mean in (means | lines).items())
+        label = f"{metric}: {', '.join(drawn)}"
+        return _as_inline_svg(figure, f"stages-{metric}", label)
 
 
 def calibration_chart(calibration: Calibration) -> RenderedChart:
@@ -359,22 +338,17 @@ def calibration_chart(calibration: Calibration) -> RenderedChart:
     bins = calibration.bins
     confidence = [found.confidence for found in bins]
     accuracy = [found.accuracy for found in bins]
-    means = [interval.mean for interval in accuracy]
-    below = [interval.mean - interval.low for interval in accuracy]
-    above = [interval.high - interval.mean for interval in accuracy]
     with matplotlib.rc_context(_STYLE):
         figure = Figure()
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=(0, (4, 3)), linewidth=0.9)
-        style = {"color": _SERIES, "marker": "o", "clip_on": False}
-        axes.errorbar(confidence, means, [below, above], **style)
+        _draw_intervals(axes, confidence, accuracy)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="p(y|x)")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
-            axis.set_major_formatter(PercentFormatter(1.0))
+        _number_in_percent(axes.xaxis)
+        _number_in_percent(axes.yaxis)
         drawn = ", ".join(
-            f"{percent(mean)} right at {percent(mid)}"
-            for mid, mean in zip(confidence, means, strict=True)
+            f"{percent(interval.mean)} right at {percent(mid)}"
+            for mid, interval in zip(confidence, accuracy, strict=True)
         )
         svg = _as_inline_svg(figure, "calibration", f"Reliability curve: {drawn}")
     return RenderedChart(
@@ -383,6 +357,19 @@ def calibration_chart(calibration: Calibration) -> RenderedChart:
         f"where both are equal. Calibration error {percent(calibration.error)}.",
         svg,
     )
+
+
+def _draw_intervals(axes: Axes, places: Any, intervals: Collection[Interval]) -> None:
+    means = [interval.mean for interval in intervals]
+    below = [interval.mean - interval.low for interval in intervals]
+    above = [interval.high - interval.mean for interval in intervals]
+    style = {"color": _SERIES, "marker": "o", "clip_on": False}
+    axes.errorbar(places, means, [below, above], **style)
+
+
+def _number_in_percent(axis: Axis) -> None:
+    axis.set_major_locator(MaxNLocator(4))
+    axis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _as_inline_svg(figure: Figure, salt: str, label: str) -> Markup:

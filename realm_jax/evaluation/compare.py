@@ -95,8 +95,7 @@ class RunComparison:
     """Two runs side by side.
 
     Attributes:
-      first: where the first run was read from.
-      second: the same of the second.
+      first, second: where the runs were read from.
       figures: metrics that both have.
       settings: stage -> what differs; the stage "" has what the reports say.
       lost: questions that the first alone answers.
@@ -113,14 +112,10 @@ class RunComparison:
 
 
 def read_run(place: str) -> EvaluatedRun:
-    """Reads an evaluation.
+    """Reads an evaluation, local or in gs://.
 
-    Args:
-      place: a folder with predictions.jsonl and report.json, or a file of predictions
-        alone (`.jsonl`), local or gs://.
-
-    Raises:
-      BadInputError: there are no predictions, or a file cannot be read.
+    `place` is a folder with predictions.jsonl and report.json, or a file of predictions
+    alone, whose name ends in `.jsonl`.
     """
     is_file = place.endswith(".jsonl")
     folder, name = os.path.split(place) if is_file else (place, PREDICTIONS_NAME)
@@ -151,9 +146,6 @@ def compare_runs(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Compares two runs by every metric that both have.
 
     The questions of the second may be in another order.
-
-    Raises:
-      BadInputError: they were not asked the same questions with the same answers.
     """
     _require_same_questions(first, second)
     place = {key: row for row, key in enumerate(second.records)}
@@ -188,18 +180,9 @@ def summary_lines(comparison: RunComparison) -> list[str]:
 
 
 def write_comparison(comparison: RunComparison, directory: str) -> None:
-    """Writes `compare.html` and `compare.json` to a folder, local or gs://.
-
-    Raises:
-      BadInputError: the folder cannot be written.
-    """
-    page, content = render_comparison(comparison), comparison_json(comparison)
-    write_page(directory, _NAME, page=page, content=content)
-
-
-def comparison_json(comparison: RunComparison) -> str:
-    """Returns the comparison as JSON: the fields of `RunComparison`."""
-    return as_json({"format_version": 1, **dataclasses.asdict(comparison)})
+    """Writes `compare.html` and `compare.json` to a folder, local or gs://."""
+    content = as_json({"format_version": 1, **dataclasses.asdict(comparison)})
+    write_page(directory, _NAME, page=render_comparison(comparison), content=content)
 
 
 def render_comparison(comparison: RunComparison) -> str:

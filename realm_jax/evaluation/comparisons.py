@@ -8,7 +8,7 @@ under every label.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -122,7 +122,6 @@ class ControlComparison:
     """The chain and the same chain without REALM updates.
 
     Attributes:
-      figures: metrics in the order in which they were measured.
       realm_time: time of pre-training; None if it was not measured.
       control_time: time of the continued warm start instead; None likewise.
     """
@@ -169,16 +168,11 @@ def paired(
 def compare(per_question: Measured, baselines: Measured | None = None) -> Comparison:
     """Returns all means and the differences of successive models, with intervals.
 
-    Args:
-      per_question: values of the models, in their order.
-      baselines: values of what was not trained.
+    `baselines` are values of what was not trained.
     """
-    differences = [
-        difference
-        for (before, ours), (after, theirs) in itertools.pairwise(per_question.items())
-        for difference in _differences(before, ours, after, theirs)
-    ]
-    return Comparison(rows_of(per_question), differences, rows_of(baselines or {}))
+    return _compared(
+        per_question, itertools.pairwise(per_question), rows_of(baselines or {})
+    )
 
 
 def compare_with_baselines(
@@ -186,31 +180,27 @@ def compare_with_baselines(
 ) -> Comparison:
     """Returns all means, and the differences of a model to each baseline.
 
-    Args:
-      baselines: their values; if there are none, the comparison is empty.
-      model: its label and its values.
+    `model` is its label and its values. Without baselines the comparison is empty.
     """
     if not baselines:
         return Comparison()
+    label, values = model
+    return _compared({**baselines, label: values}, ((one, label) for one in baselines))
+
+
+def _compared(
+    measured: Measured,
+    pairs: Iterable[tuple[str, str]],
+    baselines: Sequence[ComparisonRow] = (),
+) -> Comparison:
     differences = [
-        difference
-        for label, values in baselines.items()
-        for difference in _differences(label, values, *model)
-    ]
-    return Comparison(rows_of({**baselines, model[0]: model[1]}), differences)
-
-
-def _differences(
-    before: str,
-    ours: Mapping[str, np.ndarray],
-    after: str,
-    theirs: Mapping[str, np.ndarray],
-) -> list[Difference]:
-    return [
         Difference(before, after, name, paired_bootstrap_difference(ours[name], values))
-        for name, values in theirs.items()
+        for before, after in pairs
+        for ours in (measured[before],)
+        for name, values in measured[after].items()
         if name in ours
     ]
+    return Comparison(rows_of(measured), differences, baselines)
 
 
 def rows_of(per_question: Measured) -> list[ComparisonRow]:
@@ -221,27 +211,30 @@ def rows_of(per_question: Measured) -> list[ComparisonRow]:
     ]
 
 
+def rows_of_groups(
+    order: Sequence[str], groups: Sequence[str], values: Mapping[str, np.ndarray]
+) -> list[ComparisonRow]:
+    """Returns a row for each group in `order`; `groups` has that of each question."""
+    named = np.asarray(groups, object)
+    return rows_of(
+        {group: {k: v[named == group] for k, v in values.items()} for group in order}
+    )
+
+
 def by_topic(
     topics: Sequence[str | None], values: Mapping[str, np.ndarray]
 ) -> list[ComparisonRow]:
     """Returns a row for each topic, the most frequent one first.
 
-    Args:
-      topics: topic of each question, None where it has none.
-      values: metric -> one value per question.
-
-    Returns:
-      The rows, with one for `WITHOUT_TOPIC` at the end if need be; empty if no question
-      has a topic.
+    `topics` has None for a question without one; a row for `WITHOUT_TOPIC` is then the
+    last. There are no rows if no question has a topic.
     """
     counts = collections.Counter(sorted(topic for topic in topics if topic is not None))
     order = [topic for topic, _ in counts.most_common()]
     if order and None in topics:
         order.append(WITHOUT_TOPIC)
-    named = np.asarray([WITHOUT_TOPIC if t is None else t for t in topics], object)
-    return rows_of(
-        {topic: {k: v[named == topic] for k, v in values.items()} for topic in order}
-    )
+    named = [WITHOUT_TOPIC if topic is None else topic for topic in topics]
+    return rows_of_groups(order, named, values)
 
 
 def compare_with_control(
@@ -253,11 +246,8 @@ def compare_with_control(
 ) -> ControlComparison:
     """Returns the control's means and what REALM adds to them, with intervals.
 
-    Args:
-      with_realm: values of the chain, which has all metrics of the control.
-      without_realm: values of the control, with labels of `MOMENTS`.
-      realm_time: time of pre-training.
-      control_time: time of the control's continued warm start.
+    `without_realm` has labels of `MOMENTS`, and `with_realm` all of its metrics. The
+    times are those of pre-training and of the control's continued warm start.
     """
     figures = []
     for label, metrics in without_realm.items():

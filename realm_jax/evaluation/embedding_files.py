@@ -28,11 +28,7 @@ _PART = 1 << 14
 
 
 def require_libraries(formats: Sequence[str]) -> None:
-    """Checks that the libraries of the formats are installed.
-
-    Raises:
-      BadInputError: one is missing.
-    """
+    """Checks that the libraries of the formats are installed."""
     if set(formats) - {NPY}:
         require_extra("export", f"--embeddings_format={','.join(formats)}")
 
@@ -46,12 +42,8 @@ def write_embeddings(
 ) -> None:
     """Writes the embeddings, and which block each of them is of, into a folder.
 
-    Args:
-      folder: an existing folder.
-      formats: of `FORMATS`.
-      rows: embeddings [num_blocks, size] of any floating-point type.
-      corpus: the blocks, in the order of the rows.
-      scale: multiplies the embeddings.
+    `formats` are of `FORMATS`. `rows` [num_blocks, size], of any floating-point type,
+    are in the order of the blocks, and multiplied by `scale`.
     """
     makers = {NPY: _Npy, PARQUET: _Parquet, FAISS: _Faiss}
     num_blocks, size = rows.shape

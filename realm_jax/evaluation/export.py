@@ -51,25 +51,16 @@ def export_retriever(
     stop: threading.Event | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
-    """Writes the retriever of a run's last stage; the folder appears whole.
+    """Writes the retriever of a run's last stage into a local folder, new or empty.
 
-    Args:
-      run: as in `searching.open_retriever`.
-      output: a local folder that does not exist yet, or is empty.
-      given: what is not to be found.
-      checkpoint: "last" or "best", of a run that is not fine-tuned.
-      embeddings: formats, of `embedding_files.FORMATS`, in which to write the blocks'
-        embeddings, too. An index that is missing is made.
-      stop: ends the making of an index.
-      note: called with a sentence if one is made.
-
-    Returns:
-      The folders of the models, relative to `output`: "." or "query" and "document".
+    The folder appears whole. `run` is as in `searching.open_retriever`, `given` what is
+    not to be found, and `checkpoint` "last" or "best" of a run that is not fine-tuned.
+    `embeddings` are formats, of `embedding_files.FORMATS`, in which to write the
+    blocks' embeddings, too; an index that is missing is made, and `note` told so.
+    Returns the folders of the models, relative to `output`: "." or "query" and
+    "document".
 
     Raises:
-      BadInputError: as `searching.open_retriever`; the folder is not empty; a library
-        is missing; or the retriever that embedded the documents of a fine-tuned model
-        is not there.
       StoppedError: `stop` was set while an index was made.
     """
     target = Path(output).expanduser().absolute()

@@ -70,22 +70,13 @@ def export_transformers(
     checkpoint: str = "last",
     embeddings: bool = False,
 ) -> list[str]:
-    """Writes the models of a run; the folder appears whole.
+    """Writes the models of a run, as "realm" or "bert", into a folder, new or empty.
 
-    Args:
-      run: a chain or a model.
-      output: a local folder that does not exist yet, or is empty.
-      given: where its corpus is, if not where the run says; its vocabulary is used.
-      form: "realm" or "bert".
-      checkpoint: "last" or "best", of a run that is not fine-tuned.
-      embeddings: whether a RealmForOpenQA has its blocks and their embeddings, too; all
-        of them are then in memory.
-
-    Returns:
-      The folders of the models, relative to `output`.
-
-    Raises:
-      BadInputError: the run has no such model.
+    The local folder appears whole. `given` is where the corpus is, if not where the run
+    says; its vocabulary is used. `checkpoint` is "last" or "best" of a run that is not
+    fine-tuned. With `embeddings` a RealmForOpenQA has its blocks and their embeddings,
+    too; all of them are then in memory. Returns the folders of the models, relative to
+    `output`.
     """
     target = Path(output).expanduser().absolute()
     require_free(target)

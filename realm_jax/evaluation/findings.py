@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from realm_jax.evaluation.answer_errors import AnswerErrors, Overlap
+from realm_jax.evaluation.answer_errors import Overlap
 from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
@@ -77,22 +77,19 @@ def verdicts(data: ReportData) -> list[Finding]:
 
     A difference with an interval that includes zero is not measurable.
     """
-    return list(_verdicts(data))
-
-
-def _verdicts(data: ReportData) -> Iterator[Finding]:
-    yield from _pretraining(data)
+    found = [*_pretraining(data)]
     if data.control:
-        yield from _control(data.control, data.run.questions)
+        found += _control(data.control, data.run.questions)
     if data.masked_accuracy:
-        yield _masked_spans(data.masked_accuracy)
+        found.append(_masked_spans(data.masked_accuracy))
     if data.best_checkpoint:
-        yield _best_checkpoint(data.best_checkpoint)
-    yield from _answers(data)
+        found.append(_best_checkpoint(data.best_checkpoint))
+    found += _answers(data)
     if data.finetuned_checkpoint:
-        yield _chosen_checkpoint(data.finetuned_checkpoint)
+        found.append(_chosen_checkpoint(data.finetuned_checkpoint))
     if versions := index_versions(data.curves):
-        yield _refreshes(versions)
+        found.append(_refreshes(versions))
+    return found
 
 
 def _side(difference: Interval) -> Level:
@@ -203,8 +200,15 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             f"{answered.count:,} {questions} exactly right (95% interval "
             f"{span(answered)}){and_f1}.",
         )
-    if data.errors:
-        yield _lost(data.errors)
+    if errors := data.errors:
+        yield Finding(
+            Level.NEUTRAL,
+            "No block that was read has an answer to "
+            f"{percent(errors.retriever.mean)} of the questions "
+            f"({span(errors.retriever)}); the reader misses it in "
+            f"{percent(errors.wrong_span.mean)} and prefers a block without one in "
+            f"{percent(errors.wrong_block.mean)}.",
+        )
     if gain := data.same_reader.find_change(BM25, AFTER_FINETUNING, EXACT_MATCH):
         yield Finding(
             _side(gain),
@@ -230,16 +234,6 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             "could not find it.",
             _NOT_FOUND,
         )
-
-
-def _lost(errors: AnswerErrors) -> Finding:
-    return Finding(
-        Level.NEUTRAL,
-        f"No block that was read has an answer to {percent(errors.retriever.mean)} of "
-        f"the questions ({span(errors.retriever)}); the reader misses it in "
-        f"{percent(errors.wrong_span.mean)} and prefers a block without one in "
-        f"{percent(errors.wrong_block.mean)}.",
-    )
 
 
 def _chosen_checkpoint(chosen: ChosenCheckpoint) -> Finding:

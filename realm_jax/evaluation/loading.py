@@ -121,10 +121,6 @@ class TrainedModel:
     """A trained model that searches a corpus; its own retriever embeds documents.
 
     Attributes:
-      run: its parameters, and what it was trained on.
-      models: sizes and lengths.
-      searcher: "device" or "scann".
-      embed: configuration for making a missing index.
       index_step: step of the index that belongs to the model.
       donors: other runs whose indexes may be reused.
     """
@@ -158,7 +154,6 @@ class TrainedModel:
         """Loads the index of a corpus, or makes it in the model directory.
 
         Raises:
-          BadInputError: the index there is of other parameters, or damaged.
           StoppedError: `stop` was set; the next call resumes.
         """
         encoder = self.document_encoder(corpus)
@@ -265,8 +260,6 @@ class FinetunedModel(TrainedModel):
         That of a checkpoint whose index was refreshed is made if it is not there.
 
         Raises:
-          BadInputError: the index is missing, or the parameters needed to embed another
-            corpus are; or an index of another document tower exists.
           DamagedSnapshotError: the index differs from what was committed.
           StoppedError: `stop` was set; the next call resumes.
         """
@@ -300,10 +293,6 @@ class FinetunedModel(TrainedModel):
 
         A separate document tower is frozen in fine-tuning; a shared tower is not. That
         of a refreshed index is the checkpoint's own.
-
-        Raises:
-          BadInputError: fine-tuning has changed its tower, and `began_with` is not what
-            it began with.
         """
         source = self.source(corpus)
         if self.refreshed or not source.config.shared:
@@ -343,9 +332,6 @@ class FinetunedModel(TrainedModel):
 
         There are none where the sets are not at hand, where a version that kept no
         answers made them, and for imported models.
-
-        Raises:
-          BadInputError: the sets that are there are of another vocabulary, or damaged.
         """
         trained = self.run.trained
         task = trained.data_order.get("task")

@@ -1,57 +1,15 @@
-"""Evaluates masked spans of a finished run, and selects sentences as examples."""
+"""Selects masked sentences of a finished run as examples for its report."""
 
 import textwrap
 
 import numpy as np
-from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
 from realm_jax.evaluation.report_data import ExampleDocument, MaskedExample
-from realm_jax.index.searchers import Searcher
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever
-from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
-from realm_jax.types import NULL_BLOCK, Lengths
+from realm_jax.training.masked_spans import MaskedSpans
+from realm_jax.types import NULL_BLOCK
 
 _SNIPPET = 240
-
-
-def evaluate_masked_spans(
-    retriever: Retriever,
-    reader: KnowledgeEncoder,
-    params: PyTree,
-    *,
-    corpus: BlockStore,
-    searcher: Searcher,
-    examples: Examples,
-    num_candidates: int,
-    lengths: Lengths,
-    max_examples: int,
-) -> MaskedSpans:
-    """Fills in the masked spans of a held-out set; see `HeldOutSpans`.
-
-    Args:
-      retriever: the towers.
-      reader: the knowledge-augmented encoder.
-      params: {"retriever": ..., "reader": ...}.
-      corpus: the blocks.
-      searcher: an index embedded by this retriever.
-      examples: masked sentences.
-      num_candidates: documents per sentence, the null document included.
-      lengths: padded lengths.
-      max_examples: largest number of examples used, evenly spread.
-    """
-    spans = HeldOutSpans(
-        retriever,
-        reader,
-        corpus=corpus,
-        examples=examples,
-        num_candidates=num_candidates,
-        lengths=lengths,
-        max_examples=max_examples,
-    )
-    return spans.fill_in(params, searcher)
 
 
 def masked_examples(
@@ -59,13 +17,8 @@ def masked_examples(
 ) -> list[MaskedExample]:
     """Returns example sentences in the style of REALM's table 3.
 
-    Two thirds are those that retrieval helped most, the rest those it helped least, so
-    that the selection is not only flattering.
-
-    Args:
-      spans: evaluated masked spans.
-      corpus: the blocks.
-      count: number of sentences.
+    Two thirds of `count` are those that retrieval helped most, the rest those it helped
+    least, so that the selection is not only flattering.
     """
     order = np.argsort(-spans.utility, kind="stable")
     count = min(count, len(order))

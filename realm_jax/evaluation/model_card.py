@@ -67,17 +67,15 @@ def model_card(
 ) -> str:
     """Returns the card as Markdown.
 
-    Args:
-      run: the run, and the checkpoint that is exported.
-      config: its retriever.
-      corpus: the blocks that it searches.
-      two_towers: whether queries and documents have a model each.
+    `run` is at the checkpoint that is exported; with `two_towers` queries and documents
+    have a model each.
     """
     name = _corpus_name(run.trained.data_order["task"], corpus)
     parts = [
         f"{_HEADER}# Retriever of {name}",
         f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
-        f"products of the embeddings, which are {_length(config)}.",
+        "products of the embeddings, which are "
+        f"{'' if has_length_1(config) else 'not '}normalised to length 1.",
         _usage(config, two_towers),
         "## Corpus and recipe",
         _table(("", ""), _facts(name, run, config, corpus)),
@@ -90,10 +88,6 @@ def model_card(
     if rows:
         parts += ["## Measured", _table(("questions", "retriever", "result"), rows)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
-
-
-def _length(config: RetrieverConfig) -> str:
-    return f"{'' if has_length_1(config) else 'not '}normalised to length 1"
 
 
 def _usage(config: RetrieverConfig, two_towers: bool) -> str:
@@ -146,26 +140,21 @@ def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str,
         return
     # Of a damaged report, and of one of a version that lacks a field, there are none.
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        report = unseal(store.read(JSON_NAME), required=False)
-        yield from _rows_of_report(report, corpus)
-
-
-def _rows_of_report(report: Any, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:
-    run = report["run"]
-    if run["corpus"]["fingerprint"] != corpus.fingerprint:
-        return
-    of = f"`realm evaluate`, split {run['split']}"
-    comparison = report["comparison"]
-    for row in [*comparison["baselines"], *comparison["rows"]]:
-        recalls = [
-            f"{metric} {100 * value['mean']:.1f} % "
-            f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
-            for metric, value in row["metrics"].items()
-            if metric.startswith("recall@")
-        ]
-        if recalls:
-            count = next(iter(row["metrics"].values()))["count"]
-            yield f"{count} of {of}", row["label"], ", ".join(recalls)
+        report: Any = unseal(store.read(JSON_NAME), required=False)
+        run, comparison = report["run"], report["comparison"]
+        if run["corpus"]["fingerprint"] != corpus.fingerprint:
+            return
+        of = f"`realm evaluate`, split {run['split']}"
+        for row in [*comparison["baselines"], *comparison["rows"]]:
+            recalls = [
+                f"{metric} {100 * value['mean']:.1f} % "
+                f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
+                for metric, value in row["metrics"].items()
+                if metric.startswith("recall@")
+            ]
+            if recalls:
+                count = next(iter(row["metrics"].values()))["count"]
+                yield f"{count} of {of}", row["label"], ", ".join(recalls)
 
 
 def _training_rows(run: FinishedRun) -> Iterator[tuple[str, str, str]]:

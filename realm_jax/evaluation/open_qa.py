@@ -27,8 +27,6 @@ class Prediction:
     """The answer to a question whose right answers are known.
 
     Attributes:
-      question: the question with its reference answers.
-      answer: the answer, with the blocks that were read.
       outcome: whether it is right by `metrics.answers.is_right`, else what was wrong.
       f1: `metrics.answers.token_f1`; None if the answers are patterns.
     """
@@ -92,16 +90,7 @@ def evaluate_open_qa(
     *,
     recall_at: Sequence[int] = (1, 5, 20),
 ) -> OpenQaEvaluation:
-    """Answers questions, and scores retrieval and answers.
-
-    Args:
-      answerer: the model with its corpus and index.
-      questions: the questions.
-      recall_at: the values of k in recall@k.
-
-    Raises:
-      BadInputError: a block's text does not match its stored wordpieces.
-    """
+    """Answers questions, and scores retrieval by recall@k and the answers."""
     question_ids = answerer.question_ids([question.question for question in questions])
     found = answerer.search(question_ids, max(answerer.num_read, *recall_at))
     return judge_blocks(answerer, questions, question_ids, found, recall_at=recall_at)
@@ -117,15 +106,8 @@ def judge_blocks(
 ) -> OpenQaEvaluation:
     """Answers questions from blocks that were found for them, and scores both.
 
-    Args:
-      answerer: the model with its corpus.
-      questions: the questions.
-      question_ids: their wordpieces.
-      found: at least `num_read` blocks of each question.
-      recall_at: the values of k in recall@k.
-
-    Raises:
-      BadInputError: a block's text does not match its stored wordpieces.
+    `question_ids` are the wordpieces of the questions; of each at least `num_read`
+    blocks are `found`.
     """
     ids = np.asarray(found.ids)
     asked = [question.question for question in questions]
@@ -191,10 +173,8 @@ def predictions_as_lines(
 ) -> str:
     """Returns predictions as JSON lines, which can be joined with references by id.
 
-    Args:
-      predictions: one for each question.
-      measured: label -> metric -> one value per question, in the same order.
-      index: what was searched, the same in each line.
+    `measured` has one value per prediction, by label and metric; `index`, what was
+    searched, is the same in each line.
     """
     return "".join(
         json.dumps(

@@ -23,11 +23,7 @@ _VERSIONS = ("realm_jax", "jax", "flax", "optax", "orbax-checkpoint", "scann")
 def best_checkpoint(model_dir: str) -> BestCheckpoint | None:
     """Returns the checkpoint of a pre-training run with the highest held-out utility.
 
-    Args:
-      model_dir: model directory of the run, or "" for none.
-
-    Returns:
-      The checkpoint, or None if no utility was measured.
+    None if no utility was measured, or `model_dir` is "".
     """
     details = all_details(open_store(model_dir)) if model_dir else {}
     best = best_step(details)
@@ -45,12 +41,7 @@ def best_checkpoint(model_dir: str) -> BestCheckpoint | None:
 def chosen_checkpoint(model_dir: str, step: int) -> ChosenCheckpoint | None:
     """Returns the checkpoint of a fine-tuning run that was measured, beside the last.
 
-    Args:
-      model_dir: model directory of the run.
-      step: the step of the checkpoint.
-
-    Returns:
-      The checkpoint, or None if no exact match was measured while fine-tuning.
+    None if no exact match was measured while fine-tuning.
     """
     details = all_details(open_store(model_dir))
     last = max(details)

@@ -130,14 +130,11 @@ def find_corpus(
     allow_mismatch: bool = False,
     option: str = "--corpus FOLDER",
 ) -> tuple[str, bool]:
-    """Finds the corpus that a model searches.
+    """Returns the folder of the corpus that a model searches, and whether it differs.
 
     It is `given`, the one that the model was trained on or a later version of it, or
     with `allow_mismatch` any of the vocabulary; else the former, beside the model
     directory or where it was then. `option` says in messages how a corpus is given.
-
-    Returns:
-      Its folder, and whether it differs from the one that was trained on.
     """
     trained = run.trained
     run.require(trained.stage, {})

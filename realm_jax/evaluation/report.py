@@ -29,11 +29,7 @@ FORMAT_VERSION = 1
 
 
 def write_report(data: ReportData, directory: str) -> None:
-    """Writes `report.html` and `report.json` to a folder, local or gs://.
-
-    Raises:
-      BadInputError: the folder cannot be written.
-    """
+    """Writes `report.html` and `report.json` to a folder, local or gs://."""
     write_page(directory, _NAME, page=render_html(data), content=render_json(data))
 
 

@@ -41,8 +41,6 @@ class RunInfo:
       finished: date and time, as displayed.
       parameters: model -> number of parameters.
       settings: name -> value, for repeating the run.
-      versions: package -> version.
-      stages: stages in the order in which they ran.
       split: split of the questions that were measured; "" if unknown.
       held_out_split: split of the questions that pre-training searched with every new
         index; "" if unknown.
@@ -116,11 +114,10 @@ class ExampleDocument:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedExample:
-    """A masked sentence and the effect of retrieval on it (REALM, table 3).
+    """A masked span, `answer`, and the effect of retrieval on it (REALM, table 3).
 
     Attributes:
       before: the sentence up to the masked span, with the space before it, if any.
-      answer: the masked span.
       after: the sentence after the masked span, with the space after it, if any.
       documents: all candidates, the null document included.
       marginal: p(y|x).
@@ -138,13 +135,10 @@ class AnsweredQuestion:
     """A question of the test set with its answer and where it was found.
 
     Attributes:
-      references: right answers.
       answer: the original characters of the best span; empty if there was none.
       correct: whether it is right by exact match.
       probability: probability of the answer's span among all spans that were read.
       title: article of the block in which it was found.
-      before: text of the block before the answer.
-      after: text of the block after the answer.
     """
 
     question: str
@@ -162,7 +156,6 @@ class RecordedStage:
     """A stage of a run with what its command recorded at each of its starts.
 
     Attributes:
-      stage: name as in `metrics.jsonl`.
       starts: in the order of time; empty for a directory of an earlier version, which
         recorded nothing.
     """
@@ -176,14 +169,9 @@ def recorded_stages(
 ) -> list[RecordedStage]:
     """Returns what the stages of a run recorded.
 
-    Args:
-      model_dirs: name and model directory of each stage; it is among the results
-        even if nothing was recorded.
-      others: directories whose commands are among the results if they recorded
-        something, such as the corpus.
-
-    Raises:
-      BadInputError: a record cannot be read.
+    Of `model_dirs`, by the names of their stages, each is among the results even if
+    nothing was recorded; of the `others`, such as the corpus, those commands that
+    recorded something.
     """
     found: dict[str, list[RunRecord]] = {stage: [] for stage, _ in model_dirs}
     for directory in (*(model_dir for _, model_dir in model_dirs), *others):
@@ -203,15 +191,12 @@ class ReportData:
       same_reader: what the reader answers from blocks that baselines find, and what
         the fine-tuned retriever adds to each.
       control: the chain beside the same chain without REALM.
-      masked_accuracy: masked spans with retrieval and without.
       examples: masked sentences with the documents that were considered.
-      questions: a sample of the questions with their answers.
       finetuned_checkpoint: None if the last is measured for want of held-out questions.
       topics: results of the last stage, a row for each topic of the questions.
       errors: where its questions are lost.
       calibration: its p(y|x) beside the share of right answers.
       overlaps: its results by what of a question occurs in the training set.
-      recorded: settings, seed, version and commit of each stage.
       files: the predictions beside the report, by the names of their files.
     """
 

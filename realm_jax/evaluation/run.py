@@ -39,7 +39,7 @@ from realm_jax.evaluation.loading import (
     require_finished,
     wanted_of,
 )
-from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
+from realm_jax.evaluation.masked_spans import masked_examples
 from realm_jax.evaluation.open_qa import (
     OpenQaEvaluation,
     evaluate_open_qa,
@@ -64,7 +64,7 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
-from realm_jax.training.masked_spans import MaskedSpans
+from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.stage import open_examples
 from realm_jax.training.stage_config import require_one_of
@@ -202,7 +202,6 @@ def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> Report
     """Evaluates all configured stages, and writes report and predictions.
 
     Raises:
-      BadInputError: a stage is missing or unfinished, or is of another model or corpus.
       StoppedError: `stop` was set; nothing was written.
     """
     evaluation = _Evaluation(config, report, stop)
@@ -223,7 +222,6 @@ class _Evaluation:
         )
         vocab_size = self._corpus.vocabulary.size
         self._retriever_config = config.models.retriever_config(vocab_size)
-        self._retriever = Retriever(self._retriever_config)
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
@@ -270,7 +268,13 @@ class _Evaluation:
         answered = self._answer(answerer)
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
-        baselines = self._baselines()
+        baselines = baseline_recalls(
+            self._corpus,
+            self._questions.questions,
+            recall_at=RECALL_AT,
+            max_blocks=config.max_bm25_blocks,
+            bm25=lambda: self._bm25,
+        )
         by_baseline = self._same_reader(finetuned, answerer, answered)
         control, by_control = self._control(per_question)
         self._tick()
@@ -395,26 +399,13 @@ class _Evaluation:
         )
         return np.asarray(found.ids)
 
-    def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
-        return baseline_recalls(
-            self._corpus,
-            self._questions.questions,
-            recall_at=RECALL_AT,
-            max_blocks=self._config.max_bm25_blocks,
-            bm25=lambda: self._bm25,
-        )
-
     def _control(
         self, with_realm: Mapping[str, Values]
     ) -> tuple[
         comparisons.ControlComparison | None,
         tuple[FinetunedModel, OpenQaEvaluation] | None,
     ]:
-        """Evaluates the control, if there is one, and compares it with the chain.
-
-        Returns:
-          The comparison, and the control's fine-tuned model with what it answered.
-        """
+        """Compares the control with the chain; returns its model and answers, too."""
         config, warm_started = self._config, self._config.control_warm_started
         without_realm: dict[str, Values] = {}
         began = by_control = None
@@ -460,10 +451,7 @@ class _Evaluation:
         return open_finished(model_dir, stage, self._wanted(), checkpoint)
 
     def _wanted(self, models: ModelFactory | None = None) -> dict[str, Any]:
-        """Returns what runs must be of, those of pre-training if no models are given.
-
-        Questions may have another padded length than sentences.
-        """
+        """Returns what runs must be of; questions may have another padded length."""
         config = self._config
         return wanted_of(
             models or config.models,
@@ -473,12 +461,10 @@ class _Evaluation:
 
     def _masked_spans(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
         config = self._config
-        return evaluate_masked_spans(
-            self._retriever,
+        spans = HeldOutSpans(
+            Retriever(self._retriever_config),
             KnowledgeEncoder(self._retriever_config.bert),
-            params,
             corpus=self._corpus,
-            searcher=searcher,
             examples=open_examples(
                 self._corpus,
                 config.masked_task,
@@ -489,6 +475,7 @@ class _Evaluation:
             lengths=config.models.lengths,
             max_examples=config.max_masked,
         )
+        return spans.fill_in(params, searcher)
 
     def _open_finetuned(
         self,

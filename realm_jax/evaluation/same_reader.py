@@ -64,9 +64,7 @@ class SameReader:
     """A fine-tuned model that reads blocks which it is given.
 
     Attributes:
-      answerer: the model.
       embeddings: the embeddings of its index.
-      questions: the questions.
       answered: what it answered from the blocks that its retriever found.
     """
 
@@ -76,11 +74,7 @@ class SameReader:
     answered: OpenQaEvaluation
 
     def read(self, ids: Int[np.ndarray, "question neighbour"]) -> OpenQaEvaluation:
-        """Answers each question from the first `num_read` of its blocks.
-
-        Args:
-          ids: the blocks of each question; -1 where there is none.
-        """
+        """Answers each question from the first `num_read` of its blocks; -1 is none."""
         ids = ids[:, : self.answerer.num_read]
         blocks, rows = np.unique(np.maximum(ids, 0), return_inverse=True)
         documents = self.embeddings.read(blocks)[rows.reshape(ids.shape)]
@@ -102,11 +96,7 @@ class SameReader:
         return self.read(oracle_blocks(retrieved, relevant, self.answerer.num_read))
 
     def read_nothing(self, trained_on: Sequence[Examples]) -> OpenQaEvaluation:
-        """Answers every question with the most frequent answer of the training set.
-
-        Raises:
-          BadInputError: there are no examples of the training set.
-        """
+        """Answers every question with the most frequent answer of the training set."""
         if not trained_on:
             raise BadInputError(
                 "expected the examples of fine-tuning in its corpus for the baseline "

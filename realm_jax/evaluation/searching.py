@@ -28,10 +28,8 @@ class PretrainedRetriever(TrainedModel):
     ) -> "PretrainedRetriever":
         """Reads the retriever of a finished run.
 
-        Args:
-          recorded: the run.
-          searcher: "device" or "scann"; "" for "device", which is exact.
-          checkpoint: "last", or "best" by held-out utility.
+        `searcher` is "device", exact and the default, or "scann"; `checkpoint` is
+        "last", or "best" by held-out utility.
         """
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
@@ -56,13 +54,10 @@ def open_retriever(
 ) -> tuple[TrainedModel, BlockStore]:
     """Opens the newest stage of a run, and the corpus that it searches.
 
-    Args:
-      run: the folder of a chain, or a model directory, or a run that is open.
-      given: what is not to be found.
-      corpus: the corpus, if it is open already; `given.corpus` is its directory then.
-      checkpoint: "last" or "best": of the run that is opened, or, if that is
-        fine-tuned, of the one it was fine-tuned from (`given.pretrained`).
-      option: how a corpus is given, for messages.
+    The run is the folder of a chain, or a model directory, or open; `given.corpus` is
+    the directory of a corpus that is open. `checkpoint` is "last" or "best": of the run
+    that is opened, or, if that is fine-tuned, of the one it was fine-tuned from
+    (`given.pretrained`). `option` says in messages how a corpus is given.
     """
     recorded = run if isinstance(run, RecordedRun) else find_model(run, SEARCHED)
     place, differs = find_corpus(

@@ -61,11 +61,7 @@ _log.addFilter(
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """Binds and listens to a port; requests are answered once `serve` is called.
-
-    Raises:
-      BadInputError: the address is not of this machine, or the port is in use.
-    """
+    """Binds and listens to a port; requests are answered once `serve` is called."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         taken = socket.socket(family, socket.SOCK_STREAM)
@@ -90,14 +86,11 @@ def serve(
     on_ready: Callable[[], None] = lambda: None,
     hosts: Collection[str] = (),
 ) -> None:
-    """Answers requests until `stop` is set; closes the port.
+    """Answers requests until `stop` is set; closes the port that `open_port` opened.
 
-    Args:
-      respondent: the service that answers.
-      listener: socket from `open_port`.
-      stop: ends the server, after the question in progress is answered.
-      on_ready: called once the server accepts requests.
-      hosts: names of this server beside localhost and the address that was reached.
+    The question in progress is answered first. `on_ready` is called once requests are
+    accepted; `hosts` are names of this server beside localhost and the address that was
+    reached.
     """
     asyncio.run(_serve(respondent, listener, stop, on_ready, hosts))
 

@@ -1,5 +1,6 @@
 """Measures the recall of the retriever that a stage has ended with."""
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 
@@ -20,57 +21,32 @@ Values = dict[str, np.ndarray]
 """One value per question for each metric."""
 
 
+@dataclasses.dataclass(frozen=True)
 class StageRecalls:
-    """Recall of the same questions by the retrievers of several stages."""
+    """Recall of the same questions by the retrievers of several stages.
 
-    def __init__(
-        self,
-        corpus: BlockStore,
-        retriever: RetrieverConfig,
-        questions: HeldOutQuestions,
-        recall_at: Sequence[int],
-        *,
-        embed: EmbedConfig,
-        searcher: str,
-        donors: Sequence[str],
-        tick: Callable[[], None],
-        stop: threading.Event,
-    ):
-        """Prepares to measure, computing nothing yet.
+    Attributes:
+      donors: model directories whose indexes may be copied from.
+      tick: called when an index is there; may raise `StoppedError`.
+    """
 
-        Args:
-          corpus: the blocks.
-          retriever: configuration of the towers.
-          questions: the questions.
-          recall_at: the values of k in recall@k.
-          embed: configuration for making a missing index.
-          searcher: "device" or "scann".
-          donors: model directories whose indexes may be copied from.
-          tick: called when an index is there; may raise `StoppedError`.
-          stop: ends the making of an index.
-        """
-        self._corpus = corpus
-        self._retriever = retriever
-        self._questions = questions
-        self._recall_at = recall_at
-        self._embed = embed
-        self._searcher = searcher
-        self._donors = donors
-        self._tick = tick
-        self._stop = stop
-        self._measured: dict[int, Values] = {}
+    corpus: BlockStore
+    retriever: RetrieverConfig
+    questions: HeldOutQuestions
+    recall_at: Sequence[int]
+    embed: EmbedConfig
+    searcher: str
+    donors: Sequence[str]
+    tick: Callable[[], None]
+    stop: threading.Event
+    _measured: dict[int, Values] = dataclasses.field(default_factory=dict, init=False)
 
     def index(self, model_dir: str, model: FinishedRun) -> Searcher:
-        """Returns the index of a stage, which is made if it is missing.
-
-        Raises:
-          BadInputError: the index there is of other parameters.
-          StoppedError: the evaluation was stopped.
-        """
+        """Returns the index of a stage, which is made if it is missing."""
         index = self._source(model_dir).load_or_build(
-            model.step, model.tree["retriever"], self._stop
+            model.step, model.tree["retriever"], self.stop
         )
-        self._tick()
+        self.tick()
         return index.searcher
 
     def of_stage(self, model_dir: str, model: FinishedRun) -> Values:
@@ -84,27 +60,22 @@ class StageRecalls:
             searcher = self.index(model_dir, model)
             self._measured[checksum] = self.measure(model.tree, searcher)
         else:
-            self._tick()
+            self.tick()
         return self._measured[checksum]
 
     def measure(self, params: PyTree, searcher: Searcher) -> Values:
-        """Returns the recall of a retriever by its index.
-
-        Args:
-          params: {"retriever": ..., ...}.
-          searcher: an index embedded by this retriever.
-        """
-        recalls = self._questions.recalls(
-            self._retriever, params["retriever"], searcher, self._recall_at
+        """Returns the recall of a retriever, {"retriever": ..., ...}, by its index."""
+        recalls = self.questions.recalls(
+            self.retriever, params["retriever"], searcher, self.recall_at
         )
         return {recall_name(k): values for k, values in recalls.items()}
 
     def _source(self, model_dir: str) -> IndexSource:
         return IndexSource(
             open_store(model_dir),
-            self._corpus,
-            self._retriever,
-            self._embed,
-            self._searcher,
-            donors=self._donors,
+            self.corpus,
+            self.retriever,
+            self.embed,
+            self.searcher,
+            donors=self.donors,
         )

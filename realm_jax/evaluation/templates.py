@@ -93,11 +93,7 @@ def as_json(content: Any) -> str:
 
 
 def write_page(directory: str, name: str, *, page: str, content: str) -> None:
-    """Writes a page and its JSON as `name`, each atomically.
-
-    Raises:
-      BadInputError: the directory, a local folder or gs://, cannot be written.
-    """
+    """Writes a page and its JSON as `name`, each atomically."""
     store = open_store(directory)
     store.write(f"{name}.json", content.encode())
     store.write(f"{name}.html", page.encode())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from realm_jax.metrics.curves import Curve, find_curve, measured
+from realm_jax.metrics.curves import Curve, by_step
 from realm_jax.training.step_timing import Part
 
 
@@ -14,9 +14,7 @@ class StageWork:
     """Speed and time of a stage, averaged over all its lines of metrics.
 
     Attributes:
-      stage: name as in `metrics.jsonl`.
       time_shares: share of each measured `Part`, by its value; they add up to 1.
-      examples_per_second: examples per second of the whole stage.
       padding_share: share of padding among computed positions; None if not measured.
       model_tflops_per_second: of the whole job; None if not measured.
       model_flops_utilization: share of the devices' peak; None if that is not known.
@@ -38,13 +36,13 @@ def work_of_stages(curves: Sequence[Curve]) -> list[StageWork]:
 
 
 def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
-    speed = _values(curves, stage, "steps_per_second")
+    speed = by_step(curves, stage, "steps_per_second")
     updates = dict(zip(speed, np.diff(list(speed), prepend=0).tolist(), strict=True))
     seconds = {step: updates[step] / speed[step] for step in speed}
 
     def mean(metric: str, weights: Mapping[int, float]) -> float | None:
         """Returns the weighted mean of a metric over the lines that have it."""
-        found = _values(curves, stage, metric)
+        found = by_step(curves, stage, metric)
         steps = [step for step in found if step in weights]
         total = sum(weights[step] for step in steps)
         return sum(found[s] * weights[s] for s in steps) / total if steps else None
@@ -66,8 +64,3 @@ def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
         mean("model_tflops_per_second", seconds),
         mean("model_flops_utilization", seconds),
     )
-
-
-def _values(curves: Sequence[Curve], stage: str, metric: str) -> dict[int, float]:
-    curve = measured(find_curve(curves, stage, metric))
-    return dict(zip(curve.steps, curve.values, strict=True))

@@ -27,19 +27,8 @@ def follow(
 
     Newer versions are a later version of the corpus (`data/versions.py`), for which
     indexes are made, and a later checkpoint of a finished stage. Masked sentences are
-    those of the first version of the corpus; for later ones they are left out.
-
-    Args:
-      config: configuration of the evaluation; `corpus` is the oldest version.
-      report: called with progress.
-      stop: ends it; the last report is kept.
-      poll_seconds: interval of checks, in seconds.
-
-    Yields:
-      The results, after the report is written.
-
-    Raises:
-      BadInputError: as in `run`.
+    those of the first version of the corpus; for later ones they are left out. Yields
+    the results, after the report is written.
     """
     measured: State | None = None
     asked_to_stop = multihost.StopRequest(stop)
@@ -64,10 +53,7 @@ def _of_version(config: EvaluateConfig, newest: str) -> EvaluateConfig:
 
 
 def _newest(config: EvaluateConfig) -> tuple[str, State | None]:
-    """Returns the newest version of the corpus, and what would be evaluated now.
-
-    That is None while a stage trains.
-    """
+    """Returns the newest corpus, and what would be evaluated (None in training)."""
     newest, steps = newest_version(config.corpus), []
     for model_dir in config.measured_dirs:
         found = open_run(model_dir)

@@ -39,11 +39,7 @@ def token_f1(prediction: str, references: Sequence[str]) -> float:
 
     As in SQuAD's script: words of the normalised texts, counted as often as they occur.
     Where one of two texts has no words, F1 is 1.0 if the other has none either, else
-    0.0; so an exact match always has F1 1.0.
-
-    Args:
-      prediction: the answer.
-      references: right answers as texts; with none, F1 is 0.0.
+    0.0; so an exact match always has F1 1.0. With no references it is 0.0.
     """
     return max((_f1_of_words(prediction, text) for text in references), default=0.0)
 
@@ -61,9 +57,6 @@ def regex_match(prediction: str, patterns: Sequence[str]) -> bool:
     """Returns whether any pattern matches at the start of the prediction (CuratedTREC).
 
     See `compile_pattern` for the flags; an invalid pattern never matches.
-
-    Raises:
-      BadInputError: a pattern takes too long (`pattern_bound.py`).
     """
     text = canonical_text(prediction)
     return any(_matches(pattern, text) for pattern in compile_patterns(patterns))
@@ -88,9 +81,6 @@ def has_pattern(text: str, patterns: Sequence[str]) -> bool:
     often stems ("manufactur"): the answer is then the whole word. An empty match does
     not count. Recall is measured by it, and fine-tuning's labels follow it. DPR's own
     recall on CuratedTREC (Karpukhin et al. 2020) finds a match anywhere.
-
-    Raises:
-      BadInputError: a pattern takes too long (`pattern_bound.py`).
     """
     text = canonical_text(text)
     return any(_begins_a_word(pattern, text) for pattern in compile_patterns(patterns))
@@ -99,21 +89,17 @@ def has_pattern(text: str, patterns: Sequence[str]) -> bool:
 def _begins_a_word(pattern: re.Pattern[str], text: str) -> bool:
     """Returns whether a match that is not empty begins where a word does."""
     with bounded(pattern.pattern):
-        return _any_begins_a_word(pattern, text)
-
-
-def _any_begins_a_word(pattern: re.Pattern[str], text: str) -> bool:
-    # Most texts hold no match, and most matches begin a word. It takes a millisecond to
-    # find all words of a block.
-    searched = compile_pattern(_without_leading_anything(pattern.pattern))
-    found = searched.search(text) if searched else None
-    if found is None:
-        return False
-    if searched is pattern and found.group() and begins_word(text, found.start()):
-        return True
-    words = np.flatnonzero(word_edges(text).begins).tolist()
-    matches = ((pattern.match(text, word), word) for word in words)
-    return any(match is not None and match.end() > word for match, word in matches)
+        # Most texts hold no match, and most matches begin a word. It takes a
+        # millisecond to find all words of a block.
+        searched = compile_pattern(_without_leading_anything(pattern.pattern))
+        found = searched.search(text) if searched else None
+        if found is None:
+            return False
+        if searched is pattern and found.group() and begins_word(text, found.start()):
+            return True
+        words = np.flatnonzero(word_edges(text).begins).tolist()
+        matches = ((pattern.match(text, word), word) for word in words)
+        return any(match is not None and match.end() > word for match, word in matches)
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:

@@ -12,12 +12,7 @@ from realm_jax.metrics.retrieval import Interval, bootstrap_interval
 
 @dataclasses.dataclass(frozen=True)
 class ConfidenceBin:
-    """Predictions of similar confidence.
-
-    Attributes:
-      confidence: mean probability that the model gave them.
-      accuracy: share of them that are right.
-    """
+    """Predictions of similar confidence: its mean, and the share that is right."""
 
     confidence: float
     accuracy: Interval
@@ -46,13 +41,7 @@ def calibrate(
 ) -> Calibration:
     """Compares probabilities with outcomes in bins of equal width.
 
-    Args:
-      confidence: probability of each prediction.
-      correct: whether it is right.
-      num_bins: bins over 0..1; each includes its upper edge, and the first one 0.
-
-    Raises:
-      BadInputError: there are no predictions, or a probability is not in 0..1.
+    The bins are over 0..1; each includes its upper edge, and the first one 0.
     """
     confidence = np.asarray(confidence, np.float64)
     correct = np.asarray(correct, np.float64)

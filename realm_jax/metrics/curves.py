@@ -9,7 +9,7 @@ falls to zero, and as recall that falls after it had risen.
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,13 +69,7 @@ class Level(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A diagnosis in one line.
-
-    Attributes:
-      level: its severity.
-      text: the finding.
-      advice: what to do about it, if anything.
-    """
+    """A diagnosis in one line, and what to do about it, if anything."""
 
     level: Level
     text: str
@@ -92,8 +86,7 @@ def read_curves(model_dirs: Iterable[str]) -> tuple[Curve, ...]:
 def curves_from_lines(lines: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
     """Groups lines of metrics into curves; the last line of a step takes precedence.
 
-    Args:
-      lines: each has `step`, `stage` and any number of metrics.
+    Each line has `step`, `stage` and any number of metrics.
     """
     points: dict[tuple[str, str], dict[int, float]] = {}
     for line in lines:
@@ -137,11 +130,12 @@ class IndexVersion:
 
 def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
     """Returns the indexes that pre-training searched, in order."""
-    ages = _by_step(curves, INDEX_AGE_STEPS)
-    seconds = _by_step(curves, INDEX_AGE_SECONDS)
-    recalls = _by_step(curves, RECALL)
+    ages, seconds, recalls, indexes = (
+        by_step(curves, PRETRAIN.name, metric)
+        for metric in (INDEX_AGE_STEPS, INDEX_AGE_SECONDS, RECALL, INDEX_STEP)
+    )
     used: dict[int, list[int]] = {}
-    for step, version in _by_step(curves, INDEX_STEP).items():
+    for step, version in indexes.items():
         used.setdefault(int(version), []).append(step)
     return [
         IndexVersion(
@@ -157,8 +151,9 @@ def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
     ]
 
 
-def _by_step(curves: Sequence[Curve], metric: str) -> dict[int, float]:
-    curve = measured(find_curve(curves, PRETRAIN.name, metric))
+def by_step(curves: Sequence[Curve], stage: str, metric: str) -> dict[int, float]:
+    """Returns the finite values of a metric by their steps."""
+    curve = measured(find_curve(curves, stage, metric))
     return dict(zip(curve.steps, curve.values, strict=True))
 
 
@@ -202,30 +197,26 @@ def health(
 ) -> list[Finding]:
     """Diagnoses known failures of REALM pre-training, worst first.
 
-    Args:
-      curves: the curves of the run.
-      questions: what findings call the questions that pre-training searches, such as
-        "held-out dev questions".
-
-    Returns:
-      One finding for each problem; a single good one if there is none. Empty if the run
-      has no pre-training curves and no loss is infinite or NaN.
+    `questions` is what findings call the questions that pre-training searches, such as
+    "held-out dev questions". There is one finding for each problem, a single good one
+    if there is none, and nothing if the run has no pre-training curves and no loss is
+    infinite or NaN.
     """
     utility = measured(find_curve(curves, PRETRAIN.name, UTILITY))
     recall = measured(find_curve(curves, PRETRAIN.name, RECALL))
     held_out = measured(find_curve(curves, PRETRAIN.name, HELD_OUT_UTILITY))
-    found = _diverged(curves)
+    found = [*_diverged(curves)]
     if utility.steps or recall.steps:
         loss = measured(find_curve(curves, PRETRAIN.name, LOSS))
-        found += _collapse(utility, recall, questions) or _without_use(utility, loss)
+        collapse = [*_collapse(utility, recall, questions)]
+        found += collapse or _without_use(utility, loss)
         found += _stale_index(curves)
         if not found:
             found = [_no_collapse(utility, held_out, recall, questions)]
     return sorted(found, key=lambda finding: finding.level is not Level.ALARM)
 
 
-def _diverged(curves: Sequence[Curve]) -> list[Finding]:
-    found = []
+def _diverged(curves: Sequence[Curve]) -> Iterator[Finding]:
     for curve in curves:
         broken = [
             step
@@ -233,19 +224,16 @@ def _diverged(curves: Sequence[Curve]) -> list[Finding]:
             if not math.isfinite(value)
         ]
         if curve.metric == LOSS and broken:
-            found.append(
-                Finding(
-                    Level.ALARM,
-                    f"The loss of {curve.stage} is not a number from step "
-                    f"{broken[0]:,} on.",
-                    "Lower the learning rate or lengthen its warm-up, and start the "
-                    "stage again from its last good checkpoint.",
-                )
+            yield Finding(
+                Level.ALARM,
+                f"The loss of {curve.stage} is not a number from step {broken[0]:,} "
+                "on.",
+                "Lower the learning rate or lengthen its warm-up, and start the stage "
+                "again from its last good checkpoint.",
             )
-    return found
 
 
-def _collapse(utility: Curve, recall: Curve, questions: str) -> list[Finding]:
+def _collapse(utility: Curve, recall: Curve, questions: str) -> Iterator[Finding]:
     """Detects recall that fell after it had risen, and utility that fell to zero."""
     smooth = running_mean(utility.values)
     at_end = _at_end(utility)
@@ -268,26 +256,21 @@ def _collapse(utility: Curve, recall: Curve, questions: str) -> list[Finding]:
             f"retrieval utility fell from {smooth.max():.2f} to {at_end:.2f} nats on "
             "training sentences"
         )
-    if not what:
-        return []
-    if recall_fell or not recall.steps:
-        return [
-            Finding(
-                Level.ALARM,
-                f"Collapse: {' and '.join(what)}. The reader is learning to ignore "
-                "documents.",
-                _CURE,
-            )
-        ]
-    return [
-        Finding(
+    if what and (recall_fell or not recall.steps):
+        yield Finding(
+            Level.ALARM,
+            f"Collapse: {' and '.join(what)}. The reader is learning to ignore "
+            "documents.",
+            _CURE,
+        )
+    elif what:
+        yield Finding(
             Level.WARNING,
             f"{what[0][0].upper()}{what[0][1:]} though recall@5 held: the reader "
             "answers without its documents, perhaps because it knows the text by "
             "heart.",
             "Train for fewer steps, on more text, or with a smaller reader.",
         )
-    ]
 
 
 def _at_end(curve: Curve) -> float:
@@ -296,52 +279,46 @@ def _at_end(curve: Curve) -> float:
     return float(np.mean(last)) if last else math.nan
 
 
-def _without_use(utility: Curve, loss: Curve) -> list[Finding]:
+def _without_use(utility: Curve, loss: Curve) -> Iterator[Finding]:
     smooth = running_mean(utility.values)
     if not smooth.size or smooth.max() > _SOME_UTILITY:
-        return []
+        return
     if _at_end(utility) >= _NO_UTILITY:
-        return []
+        return
     if loss.values and loss.values[0] < _KNOWN_LOSS:
-        return [
-            Finding(
-                Level.ALARM,
-                "The reader knew the training sentences by heart when REALM began (a "
-                f"loss of {loss.values[0]:.2f} nats), so documents did not help it, "
-                "and nothing taught the retriever.",
-                "Give it more text or fewer updates of the warm start, or go on from a "
-                "model that was trained on other text.",
-            )
-        ]
-    return [
-        Finding(
+        yield Finding(
             Level.ALARM,
-            "Retrieval utility on training sentences never rose above zero: documents "
-            "do not help the reader, so nothing teaches the retriever.",
-            "Warm-start the retriever and the reader longer (WARM_START); check that "
-            "the sentences stand in the corpus that is searched.",
+            "The reader knew the training sentences by heart when REALM began (a loss "
+            f"of {loss.values[0]:.2f} nats), so documents did not help it, and nothing "
+            "taught the retriever.",
+            "Give it more text or fewer updates of the warm start, or go on from a "
+            "model that was trained on other text.",
         )
-    ]
+        return
+    yield Finding(
+        Level.ALARM,
+        "Retrieval utility on training sentences never rose above zero: documents "
+        "do not help the reader, so nothing teaches the retriever.",
+        "Warm-start the retriever and the reader longer (WARM_START); check that "
+        "the sentences stand in the corpus that is searched.",
+    )
 
 
-def _stale_index(curves: Sequence[Curve]) -> list[Finding]:
+def _stale_index(curves: Sequence[Curve]) -> Iterator[Finding]:
     """Detects an index that was no longer replaced towards the end."""
     ages = measured(find_curve(curves, PRETRAIN.name, INDEX_AGE_STEPS))
     versions = [version.step for version in index_versions(curves)]
     if len(versions) < 2 or not ages.steps:
-        return []
+        return
     usual = float(np.median(np.diff(versions)))
-    if ages.values[-1] <= 4 * usual:
-        return []
-    return [
-        Finding(
+    if ages.values[-1] > 4 * usual:
+        yield Finding(
             Level.WARNING,
             f"The index was {ages.values[-1]:,.0f} steps old at the end; it used to "
             f"be replaced every {usual:,.0f} steps.",
             "See whether the index builder still ran: its log and "
             "jobs/index_builder.json in the model directory.",
         )
-    ]
 
 
 def _no_collapse(

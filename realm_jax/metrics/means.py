@@ -25,10 +25,9 @@ def padding_share(
 ) -> Average:
     """Returns the share of padding among the positions that models compute.
 
-    Args:
-      ids: inputs of each model in a step, of any shape; 0 is padding.
-      packed: further inputs, with the wordpieces of a row that two sequences share;
-        None for a row for each.
+    `ids` are the inputs of each model in a step, of any shape; 0 is padding. `packed`
+    are further ones, with the wordpieces of a row that two sequences share; None for a
+    row for each.
     """
     sequences = [*((array, None) for array in ids), *packed]
     tokens = sum(jnp.sum(array != PAD_ID) for array, _ in sequences)

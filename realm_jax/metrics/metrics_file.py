@@ -87,11 +87,8 @@ class MetricsFile:
     def __init__(self, model_dir: str, stage: str, first_step: int):
         """Reads the existing lines.
 
-        Args:
-          model_dir: folder or gs:// of the run.
-          stage: written into every line.
-          first_step: the step that the run resumes from. Lines of this stage after this
-            step are dropped, because those steps are repeated.
+        The run resumes from `first_step`. Lines of this stage after it are dropped,
+        because those steps are repeated.
         """
         self._store = open_store(model_dir)
         self._stage = stage

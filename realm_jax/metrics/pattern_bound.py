@@ -21,11 +21,7 @@ def bounded(pattern: str) -> Iterator[None]:
     Python's `re` holds the interpreter, so no other thread can end it. It does let
     signal handlers run, in the main thread; in other threads nothing is bounded.
 
-    Args:
-      pattern: the regular expression, for the message.
-
     Raises:
-      BadInputError: it took longer than `LONGEST_SECONDS`.
       StoppedError: it went on after Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():

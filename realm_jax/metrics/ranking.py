@@ -7,7 +7,7 @@ the first k), which BEIR, `pytrec_eval` and `ranx` share. A grade above 0 is rel
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 Grades = Mapping[int, int]
 """Document -> grade, of the documents that were judged for a query."""
@@ -18,9 +18,7 @@ def best_of_groups(
 ) -> Float[np.ndarray, "query document"]:
     """Returns the highest score of each group of columns.
 
-    Args:
-      scores: a score for each block.
-      group_of: the document of each block, from 0; each document has a block.
+    `group_of` is the document of each block, from 0; each document has a block.
     """
     order = np.argsort(group_of, kind="stable")
     starts = np.searchsorted(group_of[order], np.arange(group_of.max() + 1))
@@ -32,8 +30,7 @@ def best_first(
 ) -> Int[np.ndarray, "query neighbour"]:
     """Returns the k best columns of each row, the first one first where two are equal.
 
-    Returns:
-      Their numbers; -1 where the score is -inf, which stands for "not found".
+    It is -1 where the score is -inf, which stands for "not found".
     """
     found = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.where(np.take_along_axis(scores, found, 1) > -np.inf, found, -1)
@@ -46,26 +43,18 @@ def rank_of_best(
 ) -> Float[np.ndarray, " query"]:
     """Returns the rank of the best relevant column, from 1; inf if none was found.
 
-    Columns of the same score are taken to be ranked before it.
-
-    Args:
-      scores: -inf stands for "not found".
-      relevant: of each row, at least one; none of them is excluded.
-      excluded: columns that are not ranked.
+    Columns of the same score are taken to be ranked before it. A score of -inf stands
+    for "not found". Each row has a relevant column, which is not among those `excluded`
+    from the ranking.
     """
     ranks = []
     for row, wanted, left_out in zip(scores, relevant, excluded, strict=True):
         best = row[list(wanted)].max()
-        ranked = _ranked(row, [*wanted, *left_out])
+        ranked = np.ones(len(row), bool)
+        ranked[[*wanted, *left_out]] = False
         rank = 1 + np.count_nonzero(row[ranked] >= best)
         ranks.append(rank if best > -np.inf else np.inf)
     return np.array(ranks, np.float64)
-
-
-def _ranked(row: np.ndarray, left_out: Collection[int]) -> Bool[np.ndarray, " block"]:
-    ranked = np.ones(len(row), bool)
-    ranked[list(left_out)] = False
-    return ranked
 
 
 def recall(

@@ -22,14 +22,7 @@ _BLOCKS_AT_A_TIME = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean with its bootstrap interval.
-
-    Attributes:
-      mean: mean of the values.
-      low: lower end of the interval.
-      high: upper end of the interval.
-      count: number of values.
-    """
+    """The mean of some values with its bootstrap interval, and their number."""
 
     mean: float
     low: float
@@ -51,8 +44,6 @@ def relevant_blocks(
     (`normalise_title`).
 
     Args:
-      store: the corpus.
-      questions: the questions.
       among: the blocks to judge for each question, -1 is ignored; by default the whole
         corpus. What was retrieved for a question suffices for its recall, and a corpus
         of Wikipedia's size takes minutes to read, hours where answers are patterns.
@@ -114,13 +105,8 @@ def recall_at_k(
 ) -> Float[np.ndarray, " question"]:
     """Returns 1.0 for each question with a relevant block in its top k, else 0.0.
 
-    Args:
-      retrieved: block ids, best first; -1 where nothing was found.
-      relevant: the relevant blocks of each question. A question without any counts 0.
-      k: number of retrieved blocks considered.
-
-    Raises:
-      BadInputError: there are fewer than k columns, or not one set per question.
+    Blocks are given best first, -1 where nothing was found. A question without a
+    relevant block counts 0.
     """
     if retrieved.shape[1] < k or retrieved.shape[0] != len(relevant):
         raise BadInputError(
@@ -145,16 +131,8 @@ def bootstrap_interval(
     """Returns the mean with its percentile bootstrap interval (Efron 1979).
 
     Where all values are 0, or all are 1, resampling would give an interval of width 0;
-    Wilson's score interval (1927) is returned instead.
-
-    Args:
-      values: one per question.
-      confidence: share of the resampled means inside the interval.
-      resamples: number of resampled means.
-      seed: seeds the resampling; the same seed gives the same interval.
-
-    Raises:
-      BadInputError: there are no values, or one is not a finite number.
+    Wilson's score interval (1927) is returned instead. `confidence` is the share of the
+    resampled means inside the interval; the same seed gives the same interval.
     """
     values = np.asarray(values, np.float64)
     if len(values) and values[0] in (0.0, 1.0) and (values == values[0]).all():
@@ -203,10 +181,6 @@ def paired_bootstrap_difference(
 
     Pairing by question removes the variance due to their difficulty, so the interval is
     narrower than two separate ones suggest.
-
-    Raises:
-      BadInputError: the two differ in shape, or the values are as in
-        `bootstrap_interval`.
     """
     if np.shape(first) != np.shape(second):
         raise BadInputError(

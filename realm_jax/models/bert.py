@@ -5,6 +5,7 @@ not grow with depth.
 """
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -109,17 +110,13 @@ class BertConfig:
                 f"expected num_heads to divide hidden_size {self.hidden_size}, got "
                 f"{self.num_heads}. Choose another num_heads."
             )
-        for name, known in (
-            ("activation", tuple(layers.ACTIVATIONS)),
-            ("dtype", ("float32", "bfloat16")),
-            ("products", ("float32", "bfloat16", _BY_PROCESSOR)),
-            ("remat", REMAT),
-        ):
-            if getattr(self, name) not in known:
-                raise BadInputError(
-                    f"expected {name} to be one of {', '.join(known)}, got "
-                    f"{getattr(self, name)!r}. Correct the model configuration."
-                )
+        require_choices(
+            self,
+            activation=layers.ACTIVATIONS,
+            dtype=("float32", "bfloat16"),
+            products=("float32", "bfloat16", _BY_PROCESSOR),
+            remat=REMAT,
+        )
 
     @property
     def rounds_products(self) -> bool:
@@ -144,6 +141,16 @@ class BertConfig:
     def make_encoder(self, name: str | None = None) -> "Encoder":
         """Returns the encoder, which other kinds override (`models/encoders.py`)."""
         return Bert(self, name=name)
+
+
+def require_choices(config: Any, **choices: Iterable[str]) -> None:
+    """Requires that settings of a model are among those known."""
+    for name, known in choices.items():
+        if getattr(config, name) not in tuple(known):
+            raise BadInputError(
+                f"expected {name} to be one of {', '.join(known)}, got "
+                f"{getattr(config, name)!r}. Correct the model configuration."
+            )
 
 
 class Encoded(NamedTuple):
@@ -198,15 +205,7 @@ class Encoder(nn.Module):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Float[Array, "batch position embed"]:
-        """Returns the last hidden states of some positions.
-
-        Args:
-          ids: as in `__call__`.
-          segment_ids: as in `__call__`.
-          positions: the positions that are read.
-          deterministic: as in `__call__`.
-          packed_length: as in `__call__`.
-        """
+        """Returns the last hidden states of some positions; arguments as `__call__`."""
         encoded = self(ids, segment_ids, deterministic, packed_length)
         return _at(positions, encoded.sequence)
 
@@ -248,11 +247,8 @@ class EncoderLayer(nn.Module):
     ) -> tuple[Float[Array, "batch position embed"], None]:
         """Returns the next layer's input, and None as the scan's stacked output.
 
-        Args:
-          x: the sequence.
-          attends: [batch, query, key], whether a position attends to another.
-          deterministic: disables dropout.
-          positions: the positions that are computed; None is all.
+        `attends` is whether a position attends to another, [batch, query, key];
+        `positions` are those that are computed, all if None.
         """
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         attention = layers.SelfAttention(
@@ -339,11 +335,7 @@ class Bert(Encoder):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Encoded:
-        """See `Encoder`.
-
-        Raises:
-          BadInputError: sequences are longer than `max_positions`.
-        """
+        """See `Encoder`."""
         self._require_positions(ids)
         if packed_length is None:
             x = self._embed(ids, segment_ids, None, deterministic)
@@ -364,13 +356,7 @@ class Bert(Encoder):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Float[Array, "batch position embed"]:
-        """See `Encoder`; the last layer computes those positions alone.
-
-        That saves most of its work.
-
-        Raises:
-          BadInputError: as in `__call__`.
-        """
+        """See `Encoder`; the last layer computes no other positions, to save work."""
         if self.is_initializing():
             return _at(positions, self(ids, segment_ids, deterministic).sequence)
         self._require_positions(ids)
@@ -429,10 +415,7 @@ class Bert(Encoder):
         positions: Int[Array, "batch position"],
         deterministic: bool,
     ) -> Float[Array, "batch position embed"]:
-        """Returns the last layer's output at some positions, given the first's input.
-
-        It does what `self.layers` does, but of the last layer only those positions.
-        """
+        """Runs `self.layers`, but computes only some positions of the last layer."""
         config = self.config
         rate = max(config.dropout_rate, config.attention_dropout)
         drops = not deterministic and rate > 0

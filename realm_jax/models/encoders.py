@@ -22,12 +22,8 @@ Config = TypeVar("Config", bound=BertConfig)
 def register_encoder(name: str) -> Callable[[type[Config]], type[Config]]:
     """Returns a decorator that registers the configuration of an encoder.
 
-    Args:
-      name: what records call it. The same one may be registered again, as a module that
-        is reloaded does.
-
-    Raises:
-      BadInputError: another encoder has the name.
+    Records call it `name`. The same one may be registered again, as a module that is
+    reloaded does.
     """
 
     def register(kind: type[Config]) -> type[Config]:
@@ -48,11 +44,7 @@ def _place(kind: type[BertConfig]) -> str:
 
 
 def recorded(config: BertConfig) -> dict[str, Any]:
-    """Returns the settings of an encoder as JSON, with its kind unless it is BERT.
-
-    Raises:
-      BadInputError: its kind is not registered, so nobody could open the model again.
-    """
+    """Returns the settings of an encoder as JSON, with its kind unless it is BERT."""
     settings = dataclasses.asdict(config)
     if type(config) is BertConfig:
         return settings
@@ -68,12 +60,10 @@ def recorded(config: BertConfig) -> dict[str, Any]:
 def from_record(settings: Mapping[str, Any], **others: Any) -> BertConfig:
     """Returns the configuration that `recorded` describes; inverts it.
 
-    Args:
-      settings: what was recorded. Settings that it omits have their defaults.
-      **others: further settings, in place of those.
+    Settings that the record omits have their defaults; `others` take the place of its
+    own.
 
     Raises:
-      BadInputError: the encoder is of a kind that is not registered here.
       TypeError: a setting is missing, or unknown to this version.
     """
     known = {**settings, **others}

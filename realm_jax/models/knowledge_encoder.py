@@ -24,7 +24,6 @@ class KnowledgeEncoder(nn.Module):
     """BERT with its masked-LM head.
 
     Attributes:
-      config: the encoder.
       span_scorer: whether to add the span reader's scorer, for `span_selection`.
     """
 
@@ -60,13 +59,9 @@ class KnowledgeEncoder(nn.Module):
     ) -> Float[Array, "... mask vocab"]:
         """Returns float32 logits of the wordpiece at each masked position.
 
-        Args:
-          joined_ids: wordpieces, 0 where padded.
-          segment_ids: 0 for the query, 1 for the body.
-          mask_positions: positions to predict; leading axes broadcast against those of
-            `joined_ids`, so that `[batch, 1, mask]` applies to all candidates.
-          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two sequences share; see `Encoder`.
+        `segment_ids` are 0 for the query and 1 for the body. Leading axes of
+        `mask_positions` broadcast against those of `joined_ids`, so that `[batch, 1,
+        mask]` applies to all candidates. See `Encoder` for the rest.
         """
         ids = joined_ids.reshape(-1, joined_ids.shape[-1])
         segments = segment_ids.reshape(ids.shape)
@@ -95,13 +90,7 @@ class KnowledgeEncoder(nn.Module):
     ) -> Float[Array, "... mask"]:
         """Returns log p(token|z,x) of the masked wordpieces, float32.
 
-        Args:
-          joined_ids: as in `__call__`.
-          segment_ids: as in `__call__`.
-          mask_positions: as in `__call__`.
-          mask_ids: the masked wordpieces; leading axes broadcast in the same way.
-          deterministic: as in `__call__`.
-          packed_length: as in `__call__`.
+        Leading axes of `mask_ids` broadcast as those of positions do in `__call__`.
         """
         logits = self(
             joined_ids, segment_ids, mask_positions, deterministic, packed_length
@@ -119,13 +108,7 @@ class KnowledgeEncoder(nn.Module):
     ) -> tuple[Float[Array, "batch mask"], SpanScores]:
         """Returns `token_log_probs` and the body's span scores from one forward pass.
 
-        Args:
-          joined_ids: as in `__call__`, with one document per sentence.
-          segment_ids: as in `__call__`.
-          mask_positions: as in `__call__`.
-          mask_ids: as in `token_log_probs`.
-          deterministic: as in `__call__`.
-          packed_length: as in `__call__`.
+        There is one document per sentence.
         """
         encoded = self.bert(joined_ids, segment_ids, deterministic, packed_length)
         sequence = encoded.sequence

@@ -40,15 +40,9 @@ def parameter(
 ) -> jax.Array:
     """Creates a float32 parameter, records its logical axes and shards it by them.
 
-    Args:
-      module: the module that owns the parameter.
-      name: its name within the module.
-      initializer: called with key, shape and dtype.
-      shape: the shape of the parameter.
-      axis_names: one logical axis for each dimension; None is replicated.
-
-    Raises:
-      BadInputError: an axis is not in `axes.AXIS_RULES`.
+    It is named within the module that owns it, has a logical axis for each dimension,
+    of which None is replicated, and its initializer is called with key, shape and
+    dtype.
     """
     axes.partition_spec(*axis_names)
     created = partitioning.param_with_axes(
@@ -64,17 +58,11 @@ def parameter(
 
 
 def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
-    """Constrains the sharding of `x` on the current mesh by its logical axes.
+    """Constrains the sharding of an activation on the current mesh by its logical axes.
 
-    Without a mesh this only checks the names. The mesh is the one of `jax.set_mesh`, or
-    T5X's, which comes with Flax's axis rules.
-
-    Args:
-      x: an activation.
-      *axis_names: one logical axis for each dimension; None is replicated.
-
-    Raises:
-      BadInputError: an axis is unknown, or the number of axes is not that of `x`.
+    There is one for each dimension; None is replicated. Without a mesh this only checks
+    the names. The mesh is the one of `jax.set_mesh`, or T5X's, which comes with Flax's
+    axis rules.
     """
     spec = axes.partition_spec(*axis_names)
     if len(axis_names) != x.ndim:
@@ -177,7 +165,6 @@ class LayerNorm(nn.Module):
     Attributes:
       epsilon: added to the variance. 1e-12 in BERT and in the published REALM
         embedder, 1e-3 in ORQA's span reader.
-      dtype: dtype of the result.
       recomputes: whether the backward pass keeps only the input.
     """
 
@@ -212,11 +199,8 @@ class Embedding(nn.Module):
     """An embedding table, with a vector for each id.
 
     Attributes:
-      num_embeddings: rows of the table.
-      features: columns of the table.
       row_axis: logical axis of the rows.
       stddev: standard deviation of the truncated normal initialisation.
-      dtype: dtype of the result.
     """
 
     num_embeddings: int
@@ -267,12 +251,8 @@ def draw_kept(
     """Draws which elements dropout keeps, each with `keep_probability(rate)`.
 
     A random word of 32 bits decides on four elements: on a CPU, drawing one for each
-    takes more time than all else of dropout.
-
-    Args:
-      key: random key.
-      rate: probability of an element to be dropped.
-      shape: of at least two dimensions; the words are shared along the last but one.
+    takes more time than all else of dropout. The shape has at least two dimensions;
+    words are shared along the last but one.
     """
     *dims, rows, columns = shape
     words = jax.random.bits(key, (*dims, -(-rows // _DRAWS), columns))
@@ -345,11 +325,8 @@ class SelfAttention(nn.Module):
     ) -> Float[Array, "batch query embed"]:
         """Returns the attention output at each position, or of some of them.
 
-        Args:
-          x: the sequence.
-          attends: whether a query attends to a position; False at padding.
-          deterministic: disables dropout.
-          queries: the positions that attend; None is all of `x`.
+        `attends` is whether a query attends to a position, False at padding; `queries`
+        are the positions that attend, all of `x` if None.
         """
         embed = x.shape[-1]
         head_dim = embed // self.num_heads
@@ -403,13 +380,8 @@ def attend(
 ) -> Float[Array, "batch heads query head_dim"]:
     """Returns scaled dot-product attention; the softmax is float32.
 
-    Args:
-      query: one vector for each position that attends, and head.
-      key: one vector for each position and head.
-      value: likewise.
-      attends: whether a query attends to a position; False at padding.
-      kept: the weights that dropout keeps; None keeps all.
-      scale: factor on the weights that are kept.
+    `attends` is whether a query attends to a position, False at padding. Of the weights
+    those are `kept` that dropout keeps, times `scale`; None keeps all.
     """
     scores = jnp.einsum(
         "bhqd,bhkd->bhqk",

@@ -45,13 +45,9 @@ class Packed:
     def places(
         self, positions: Int[Array, "batch position"]
     ) -> Int[Array, "row two_positions"]:
-        """Returns where in its row each of the sequences' positions is.
+        """Returns where in its row each of some positions within the sequences is.
 
-        Args:
-          positions: positions within each sequence.
-
-        Returns:
-          The places of the first sequence's positions, then those of the second.
+        Those of the row's first sequence come before those of the second.
         """
         own = self._by_row(positions)
         return (self.starts[:, :, None] + own).reshape(len(own), -1)
@@ -83,12 +79,9 @@ def pack(
     segment_ids: Int[Array, "batch sequence"],
     length: int,
 ) -> Packed:
-    """Packs sequences in pairs; they must fit, see `fits`.
+    """Packs sequences in pairs into rows of `length`; they must fit, see `fits`.
 
-    Args:
-      ids: wordpieces, padded at the end with 0.
-      segment_ids: likewise; arbitrary where padded.
-      length: wordpieces of a packed row.
+    Wordpieces are padded at the end with 0; segments are arbitrary there.
     """
     shares = _num_shares(len(ids))
     by_share = _shares(ids, shares)

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from realm_jax import ranges
 from realm_jax.errors import BadInputError
 from realm_jax.models import encoders, layers
-from realm_jax.models.bert import PAD_ID, BertConfig
+from realm_jax.models.bert import PAD_ID, BertConfig, require_choices
 
 QUERY_TOWER = "query_tower"
 """Key of the query tower's parameters, if there are two towers; all other parameters of
@@ -118,15 +118,11 @@ class RetrieverConfig:
         for name in ("query_prefix", "document_prefix"):
             # JSON has lists, which have no hash.
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name, known in (
-            ("pooling", ("cls", "cls_state", "mean")),
-            ("dense_activation", tuple(_DENSE_ACTIVATIONS)),
-        ):
-            if getattr(self, name) not in known:
-                raise BadInputError(
-                    f"expected {name} to be one of {', '.join(known)}, got "
-                    f"{getattr(self, name)!r}. Correct the model configuration."
-                )
+        require_choices(
+            self,
+            pooling=("cls", "cls_state", "mean"),
+            dense_activation=_DENSE_ACTIVATIONS,
+        )
         if not self.projected and self.projection_size != self.features:
             raise BadInputError(
                 f"expected projection_size to be {self.features}, the encoder's "
@@ -275,9 +271,8 @@ class Retriever(nn.Module):
     ) -> Float[Array, "... projection"]:
         """Embeds `[CLS] x [SEP]`, with the configuration's prefix before x.
 
-        Args:
-          ids: wordpieces, 0 where padded.
-          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
+        Wordpieces are 0 where padded. Without `deterministic` an rng named "dropout" is
+        needed.
         """
         tower = self.tower if self.config.shared else self.query_tower
         if prefix := self.config.query_prefix:
@@ -293,11 +288,7 @@ class Retriever(nn.Module):
     ) -> Float[Array, "... projection"]:
         """Embeds `[CLS] title [SEP] body [SEP]`, with its prefix before the title.
 
-        Args:
-          ids: wordpieces, 0 where padded.
-          segment_ids: 0 for the title, 1 for the body.
-          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two documents share; see `Encoder`.
+        Segments are 0 for the title and 1 for the body; see `Encoder` for the rest.
         """
         tower = self.tower if self.config.shared else self.document_tower
         if prefix := self.config.document_prefix:

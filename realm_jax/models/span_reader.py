@@ -48,7 +48,6 @@ class SpanReader(nn.Module):
     fine-tuning can start from the pre-trained encoder.
 
     Attributes:
-      config: configuration of the encoder.
       max_span: length of the longest span, in wordpieces.
       layer_norm_epsilon: epsilon of the scorer's LayerNorm.
     """
@@ -71,13 +70,9 @@ class SpanReader(nn.Module):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> SpanScores:
-        """Scores every span of every sequence.
+        """Scores every span of every sequence, `[CLS] question [SEP] body [SEP]`.
 
-        Args:
-          joined_ids: `[CLS] question [SEP] body [SEP]`, 0 where padded.
-          segment_ids: 0 for the question, 1 for the body.
-          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
-          packed_length: wordpieces of a row that two sequences share; see `Encoder`.
+        Segments are 0 for the question and 1 for the body; see `Encoder` for the rest.
         """
         leading, length = joined_ids.shape[:-1], joined_ids.shape[-1]
         ids = joined_ids.reshape(-1, length)
@@ -120,14 +115,10 @@ def score_spans(
     scorer: SpanLayers,
     max_span: int,
 ) -> SpanScores:
-    """Scores every span, given the encoder's output for joined wordpieces.
+    """Scores every span, given the encoder's last hidden states of joined wordpieces.
 
-    Args:
-      sequence: the encoder's last hidden states.
-      ids: the wordpieces it read, 0 where padded.
-      segment_ids: 0 for the question, 1 for the body.
-      scorer: bound layers, as created by `span_layers`.
-      max_span: length of the longest span, in wordpieces.
+    Segments are 0 for the question and 1 for the body. `scorer` are bound layers, as
+    created by `span_layers`.
     """
     dense, norm, output = scorer
     starts, ends = jnp.split(dense(sequence), 2, axis=-1)
@@ -156,10 +147,7 @@ def span_validity(
     segment_ids: Int[Array, "batch length"],
     max_span: int,
 ) -> Bool[Array, "batch span"]:
-    """Marks the spans that lie entirely in the body.
-
-    The body is segment 1 without its final [SEP].
-    """
+    """Marks the spans that lie wholly in the body: segment 1 without its last [SEP]."""
     is_token = ids != PAD_ID
     is_last = is_token & ~_shifted(is_token[..., None], 2)[:, :, 1, 0]
     is_body = is_token & (segment_ids == 1) & ~is_last

@@ -21,18 +21,10 @@ from realm_jax.training.state import TrainState
 def make_model_directory(model_dir: str) -> int:
     """Makes a directory that T5X has trained in one that `realm` opens.
 
-    The parameters of T5X's newest checkpoint are written as a checkpoint of ours. Later
-    stages, `realm evaluate`, `ask`, `search` and `export` then take the directory. It
-    has no state of the optimizer: to train further, use T5X.
-
-    Args:
-      model_dir: MODEL_DIR of `t5x.train`, a folder or gs://.
-
-    Returns:
-      The step of the checkpoint.
-
-    Raises:
-      BadInputError: T5X has not trained in it, or has written no checkpoint.
+    The parameters of T5X's newest checkpoint are written as a checkpoint of ours, whose
+    step is returned. Later stages, `realm evaluate`, `ask`, `search` and `export` then
+    take the directory, MODEL_DIR of `t5x.train`. It has no state of the optimizer: to
+    train further, use T5X.
     """
     store = open_store(model_dir)
     record = newest_record(store, TRAINING)

@@ -58,14 +58,7 @@ class T5XStage(StageParts[Any]):
     config: Config
 
     def __init__(self, config: Config):
-        """Opens the corpus.
-
-        Args:
-          config: the configuration with which `realm` would run the stage.
-
-        Raises:
-          BadInputError: the corpus is missing, or a setting is not supported here.
-        """
+        """Opens the corpus; the configuration is that of a stage of `realm`."""
         _require_supported(config)
         is_finetuned = isinstance(config, FinetuneConfig)
         make_reader = (
@@ -109,11 +102,7 @@ class T5XStage(StageParts[Any]):
         return np.split(np.arange(batch_size), count)[index]
 
     def begin(self, step: int, retriever: PyTree) -> None:
-        """Makes inputs from a step on; called by the trainer before the first update.
-
-        Raises:
-          BadInputError: another trainer is at work in the model directory.
-        """
+        """Makes inputs from a step on; the trainer calls it before its first update."""
         self._lease = Lease(self.model_store)
         self.details = {} if step else None
         Attempt(self.config.stage.command, self.config).begin(self.describe())
@@ -140,8 +129,7 @@ class T5XStage(StageParts[Any]):
     def at(self, done: int | None) -> tuple[int, Batch]:
         """Returns a step and the inputs of the update after it.
 
-        Args:
-          done: updates for which inputs were made; None for those of the state.
+        `done` are the updates for which inputs were made; None for those of the state.
         """
         while not self._handed_over.wait(1.0):
             if self.stop.is_set():

@@ -28,20 +28,12 @@ from realm_jax.types import Array
 
 
 class Model(t5x_models.BaseModel):
-    """The models of a stage with its loss, for T5X.
-
-    Attributes:
-      run: the stage.
-    """
+    """The models of a stage with its loss, for T5X."""
 
     FEATURE_CONVERTER_CLS = None
 
     def __init__(self, run: T5XStage):
-        """Makes the stage's optimizer for T5X.
-
-        Args:
-          run: the stage.
-        """
+        """Makes the stage's optimizer for T5X."""
         config = run.config
         optimizer = make_optimizer(
             config.optimizer(total_steps=config.train_steps), run.shapes.frozen
@@ -140,16 +132,9 @@ def get_dataset(
 ) -> Dataset:
     """Returns the inputs of a run's updates: the `get_dataset_fn` of `t5x.train`.
 
-    Args:
-      cfg: T5X's `DatasetConfig`; its batch size must be that of the run, which says
-        everything else.
-      shard_id: the part of each batch that this process makes.
-      num_shards: number of parts.
-      feature_converter_cls: not used; examples are prepared.
-      run: the stage.
-
-    Raises:
-      BadInputError: the batch sizes differ.
+    T5X's batch size must be that of the run, which says everything else; this process
+    makes one part of `num_shards` of each batch. No feature converter is used, for
+    examples are prepared.
     """
     del feature_converter_cls
     if cfg.batch_size != run.config.batch_size:
@@ -205,9 +190,8 @@ def logical_axis_rules(
 ) -> list[tuple[str, str | None]]:
     """Returns our axis table for T5X's mesh, which has the axes "data" and "model".
 
-    Args:
-      parameter_partitioning_dims: 2 also splits parameters over "data", as in T5X's
-        `standard_logical_axis_rules`; 1 does not.
+    With 2 as in T5X's `standard_logical_axis_rules` parameters are split over "data",
+    too.
     """
     of_fsdp = "data" if parameter_partitioning_dims == 2 else None
     places = {"data": "data", "fsdp": of_fsdp, "model": "model"}

@@ -66,11 +66,7 @@ _UNSEEN = ("activation", "num_heads", "layer_norm_epsilon")
 
 
 def config_from_json(folder: str | pathlib.Path) -> BertConfig:
-    """Reads the configuration of an encoder from `config.json`.
-
-    Raises:
-      BadInputError: the file is missing, or describes another architecture.
-    """
+    """Reads the configuration of an encoder from `config.json`."""
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
         values = parse_json(path.read_bytes())
@@ -80,15 +76,7 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
 
 
 def config_from_values(values: Any, place: str) -> BertConfig:
-    """Returns the configuration that the fields of a `config.json` describe.
-
-    Args:
-      values: the fields.
-      place: where they are, for the message.
-
-    Raises:
-      BadInputError: fields are missing, or describe another architecture.
-    """
+    """Returns the configuration that the fields of a `config.json` describe."""
     try:
         require_fields(values, _CONFIG_FIELDS)
         for name, kind in _CONFIG_FIELDS.items():
@@ -121,8 +109,12 @@ def save_config(
 ) -> None:
     """Writes `config.json` of a class of BERT, which `config_from_json` reads."""
     values = {"model_type": "bert", "architectures": [name], **config_values(config)}
-    path = pathlib.Path(folder) / CONFIG_FILE
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    write_json(pathlib.Path(folder) / CONFIG_FILE, values)
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes a file of settings as `transformers` does."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def config_values(config: BertConfig) -> dict[str, Any]:
@@ -147,20 +139,11 @@ def load_bert(
 ) -> PyTree:
     """Reads the parameters of `models.bert.Bert` from a checkpoint's folder.
 
-    Args:
-      folder: folder of the weights, see `tensors.py`.
-      config: the encoder that the parameters are for. Settings that shapes do not
-        reveal (`_UNSEEN`) must agree with the folder's `config.json`, if it has one.
-      needs_pooler: whether a file without the pooler is refused; `transformers` writes
-        none with a BertForMaskedLM.
+    Settings of `config` that shapes do not reveal (`_UNSEEN`) must agree with the
+    folder's `config.json`, if it has one. A file without the pooler, as `transformers`
+    writes for a BertForMaskedLM, is refused if `needs_pooler`.
 
-    Returns:
-      float32 host arrays; without "pooler" if the file has none.
-
-    Raises:
-      BadInputError: the file is missing or damaged, lacks a tensor, has an unknown one,
-        or one of another shape (the message names the first five of these); or
-        `config.json` has another setting.
+    Returns float32 host arrays; without "pooler" if the file has none.
     """
     return _encoder_params(folder, _read(folder), config, needs_pooler)
 
@@ -170,18 +153,9 @@ def load_masked_lm(
 ) -> PyTree:
     """Reads the parameters of `models.knowledge_encoder.KnowledgeEncoder`.
 
-    Args:
-      folder: as in `load_bert`.
-      config: as in `load_bert`.
-      needs_pooler: as in `load_bert`; a masked LM itself does not use it.
-
-    Returns:
-      float32 host arrays: "bert", and unless the file has no masked-LM head at all,
-      "head_dense", "head_norm" and "head_bias".
-
-    Raises:
-      BadInputError: as in `load_bert`, for encoder and head; or the file's output
-        matrix differs from its word embeddings.
+    See `load_bert`; a masked LM itself does not use the pooler. Returns float32 host
+    arrays: "bert", and unless the file has no masked-LM head at all, "head_dense",
+    "head_norm" and "head_bias".
     """
     tensors = _read(folder)
     params = {"bert": _encoder_params(folder, tensors, config, needs_pooler)}

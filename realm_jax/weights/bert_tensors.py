@@ -60,10 +60,8 @@ def flat_parameters(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns the parameters that could be made, and the problems with the others.
 
-    Args:
-      tensors: the tensors by name.
-      sources: names of the tensors of each parameter, see `sources_of`.
-      shapes: shapes of parameters, of which those in `sources` are made.
+    `sources` has the names of the tensors of each parameter, see `sources_of`; `shapes`
+    may have those of others, too.
     """
     params, problems = {}, []
     for name, names in sources.items():
@@ -116,11 +114,7 @@ def untied(tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> list[str]:
 
 
 def require_bert(config: BertConfig) -> None:
-    """Requires the encoder that published weights are for.
-
-    Raises:
-      BadInputError: it is one of the user's own (`models/encoders.py`).
-    """
+    """Requires the encoder that published weights are for."""
     if type(config) is not BertConfig:
         raise BadInputError(
             "expected BERT's encoder, which published weights are for, got that of "

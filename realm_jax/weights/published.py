@@ -17,7 +17,6 @@ from typing import Any
 from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json, require_fields
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.weights.bert import (
     CONFIG_FILE,
@@ -60,11 +59,7 @@ _OF_TENSORFLOW = {
 
 
 def read_published(source: str) -> PublishedModel:
-    """Reads a model from a folder, or from a checkpoint of TensorFlow.
-
-    Raises:
-      BadInputError: it is of no known layout, or cannot be read.
-    """
+    """Reads a model from a folder, or from a checkpoint of TensorFlow."""
     path = pathlib.Path(source) / CONFIG_FILE
     prefix = checkpoint_prefix(source)
     if prefix is not None and not path.exists():
@@ -89,11 +84,7 @@ def read_published(source: str) -> PublishedModel:
 
 
 def block_embeddings(place: str) -> StoredTensor:
-    """Returns the embeddings of blocks in a checkpoint, which are not read yet.
-
-    Raises:
-      BadInputError: there are none.
-    """
+    """Returns the embeddings of blocks in a checkpoint, which are not read yet."""
     prefix = checkpoint_prefix(place)
     tensors = {} if prefix is None else _variables(place, prefix)
     matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
@@ -143,7 +134,12 @@ def _read_tensorflow(source: str, prefix: pathlib.Path) -> PublishedModel:
     return dataclasses.replace(
         model,
         towers={SHARED_TOWER: {"bert": model.reader["bert"]}},
-        retriever=_mean_of(config),
+        retriever=RetrieverConfig(
+            config,
+            projection_size=config.hidden_size,
+            pooling="mean",
+            projected=False,
+        ),
         is_bert=True,
     )
 
@@ -244,10 +240,4 @@ def _retriever_of(encoder: SentenceEncoder) -> RetrieverConfig:
         projected=False,
         query_prefix=query_prefix,
         document_prefix=document_prefix,
-    )
-
-
-def _mean_of(bert: BertConfig) -> RetrieverConfig:
-    return RetrieverConfig(
-        bert, projection_size=bert.hidden_size, pooling="mean", projected=False
     )

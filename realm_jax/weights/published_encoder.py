@@ -62,13 +62,7 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 @dataclasses.dataclass(frozen=True)
 class DenseLayer:
-    """The dense layer after pooling.
-
-    Attributes:
-      folder: where its weights are.
-      size: number of its outputs.
-      activation: what is applied to them.
-    """
+    """The dense layer after pooling, whose weights are in a folder."""
 
     folder: pathlib.Path
     size: int
@@ -80,11 +74,8 @@ class SentenceEncoder:
     """What a folder says of its encoder.
 
     Attributes:
-      folder: the folder.
-      bert: the encoder.
       is_bare: whether the folder says nothing of how an embedding is made.
       pooling: as in `RetrieverConfig`.
-      dense: the dense layer, or None.
       normalize: whether an embedding is divided by its length.
       query_prompt: what stands in front of a query, "" for nothing.
       document_prompt: likewise, of a document.
@@ -130,14 +121,8 @@ def read_sentence_encoder(
 ) -> SentenceEncoder:
     """Reads what a folder says of its encoder; no weights but the dense layer's.
 
-    Args:
-      folder: the folder.
-      query_prompt: what stands in front of a query; None is what the folder says.
-      document_prompt: likewise, of a document.
-
-    Raises:
-      BadInputError: it is no BERT, or one that makes its embeddings in another way than
-        the towers can.
+    A prompt, what stands in front of a query or a document, is what the folder says if
+    it is None.
     """
     root = pathlib.Path(folder)
     kind = _read_fields(root / CONFIG_FILE, {}).get("model_type", "bert")
@@ -177,12 +162,7 @@ def read_sentence_encoder(
 
 
 def prompt_pieces(prompt: str, vocabulary: WordPiece) -> tuple[int, ...]:
-    """Returns the wordpieces that a prompt adds in front of any text.
-
-    Raises:
-      BadInputError: its last word would become one with the first of the text, or the
-        vocabulary does not have all of it.
-    """
+    """Returns the wordpieces that a prompt adds in front of any text."""
     pieces = vocabulary.encode(prompt).ids.tolist()
     word = vocabulary.encode("a").ids.tolist()
     if vocabulary.encode(f"{prompt}a").ids.tolist() != pieces + word:
@@ -207,12 +187,7 @@ def prompt_text(pieces: Sequence[int], vocabulary: WordPiece) -> str:
 
 
 def load_dense(encoder: SentenceEncoder) -> PyTree:
-    """Returns kernel and bias of the encoder's dense layer, float32 host arrays.
-
-    Raises:
-      BadInputError: the encoder has none, or its weights are missing, damaged or of
-        another shape.
-    """
+    """Returns kernel and bias of the encoder's dense layer, float32 host arrays."""
     dense = encoder.dense
     if dense is None:
         raise BadInputError(

@@ -91,8 +91,6 @@ class Reading:
 
     Attributes:
       max_span: length of the longest span, in wordpieces.
-      layer_norm_epsilon: epsilon of the scorer's LayerNorm.
-      num_read: blocks that are read per question.
       length: wordpieces of question and block together.
     """
 
@@ -108,7 +106,6 @@ class PublishedModel:
 
     Attributes:
       name: its class in `transformers`.
-      bert: the encoder of all its parts.
       towers: "tower", or "query_tower" and "document_tower"; empty without any.
       reader: parameters of a `KnowledgeEncoder` or, with `reading`, a `SpanReader`.
       reading: how the span reader is used; None if there is none.
@@ -140,12 +137,7 @@ def is_realm(config: Mapping[str, Any]) -> bool:
 
 
 def read_realm(folder: str | pathlib.Path) -> PublishedModel:
-    """Reads a model that `save_pretrained` of `transformers` has written.
-
-    Raises:
-      BadInputError: a file is missing or damaged, a tensor is missing or of another
-        shape, or the configuration is that of another architecture.
-    """
+    """Reads a model that `save_pretrained` of `transformers` has written."""
     config = bert.config_from_json(folder)
     path = pathlib.Path(folder) / bert.CONFIG_FILE
     settings = parse_json(path.read_bytes())
@@ -161,14 +153,8 @@ def assemble(
 ) -> PublishedModel:
     """Makes a model of tensors with the names of `transformers`.
 
-    Args:
-      source: where they are, for messages.
-      config: the encoder.
-      settings: fields of a `RealmConfig`, and perhaps `architectures`.
-      tensors: the tensors by name.
-
-    Raises:
-      BadInputError: as `read_realm`.
+    `source` is where they are, for messages; `settings` are fields of a `RealmConfig`,
+    and perhaps `architectures`.
     """
     settings = _DEFAULTS | dict(settings)
     try:
@@ -324,13 +310,11 @@ def _towers(towers: Mapping[str, PyTree]) -> Mapping[str, PyTree]:
     if DOCUMENT_TOWER not in towers:
         return towers
     documents, queries = towers[DOCUMENT_TOWER], towers.get(QUERY_TOWER)
-    if queries is None or _equal(documents, queries):
+    if queries is None or jax.tree.all(
+        jax.tree.map(np.array_equal, documents, queries)
+    ):
         return {SHARED_TOWER: documents}
     return towers
-
-
-def _equal(one: PyTree, other: PyTree) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
 def _reading(settings: Mapping[str, Any]) -> Reading:

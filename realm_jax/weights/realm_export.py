@@ -4,7 +4,6 @@ The inverse of `realm.py`. The temperature, which has no setting there, is folde
 the projection's LayerNorm, which leaves embeddings and scores as they are.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -43,19 +42,11 @@ def save_realm(
     reading: Reading | None = None,
     block_embeddings: np.ndarray | None = None,
 ) -> None:
-    """Writes a model that `from_pretrained` of its class reads.
+    """Writes a model that `from_pretrained` of its class reads, into an empty folder.
 
-    Args:
-      folder: an empty folder.
-      name: its class.
-      parts: parameters of each of its parts, as `realm.PARTS` names them.
-      config: the towers.
-      vocabulary: the tokenizer.
-      reading: how a span reader is used.
-      block_embeddings: of a RealmForOpenQA, embeddings of the blocks.
-
-    Raises:
-      BadInputError: the towers are not those of the REALM family.
+    `name` is its class, and `parts` are the parameters of each of its parts, as
+    `realm.PARTS` names them. `reading` says how a span reader is used; the embeddings
+    are those of the blocks of a RealmForOpenQA.
     """
     tensors = {}
     for part, prefix in PARTS[name].items():
@@ -65,7 +56,7 @@ def save_realm(
         tensors[BLOCK_EMBEDDINGS] = np.ascontiguousarray(block_embeddings, np.float32)
         settings[_NUM_BLOCKS] = len(block_embeddings)
     safetensors.numpy.save_file(tensors, folder / SAFETENSORS_FILE, bert.METADATA)
-    _write(folder / bert.CONFIG_FILE, settings)
+    bert.write_json(folder / bert.CONFIG_FILE, settings)
     save_tokenizer(folder, vocabulary, "RealmTokenizer")
 
 
@@ -78,19 +69,11 @@ def save_tokenizer(folder: pathlib.Path, vocabulary: WordPiece, name: str) -> No
         "strip_accents": vocabulary.strip_accents,
         "tokenize_chinese_chars": vocabulary.tokenize_chinese_chars,
     }
-    _write(folder / "tokenizer_config.json", settings)
+    bert.write_json(folder / "tokenizer_config.json", settings)
 
 
 def require_realm(config: RetrieverConfig, place: str) -> None:
-    """Requires towers that the family has: BERT's pooler, projection and LayerNorm.
-
-    Args:
-      config: the towers.
-      place: where they are, for the message.
-
-    Raises:
-      BadInputError: they are others.
-    """
+    """Requires towers that the family has: BERT's pooler, projection and LayerNorm."""
     plain = RetrieverConfig(
         bert=config.bert,
         projection_size=config.projection_size,
@@ -140,7 +123,3 @@ def _settings(
         # `transformers` allocates as many rows.
         _NUM_BLOCKS: 0,
     }
-
-
-def _write(path: pathlib.Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -23,7 +23,6 @@ out: the embeddings are those of an encoder of the kind it started as, of length
 that one normalises, and those of the tower times `scale_of_export`.
 """
 
-import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -66,16 +65,11 @@ def save_sentence_encoder(
 
     A text is encoded as `[CLS] x [SEP]`, a pair (title, body) as a document, with its
     segments. Prompts, if there are any, are chosen by `encode_query` and
-    `encode_document`; by `encode`, too, where the tower reads but one of the two.
+    `encode_document`; by `encode`, too, where the tower `reads` but one of the two.
 
-    Args:
-      folder: an empty folder.
-      tower: parameters of `models.retriever.Tower`.
-      config: its configuration.
-      vocabulary: its tokenizer.
-      max_length: longest input in wordpieces, [CLS] and [SEP] included, but without a
-        prompt.
-      reads: what the tower reads; None is both.
+    The folder must be empty. `tower` are parameters of `models.retriever.Tower`, and
+    `max_length` is the longest input in wordpieces, [CLS] and [SEP] included, but
+    without a prompt.
     """
     prompts = _prompts(config, vocabulary, reads)
     prefix = config.query_prefix if reads == "query" else config.document_prefix
@@ -87,7 +81,7 @@ def save_sentence_encoder(
     for number, module in enumerate(modules, start=1):
         inner = folder / f"{number}_{module.kind}"
         inner.mkdir()
-        _write_json(inner / "config.json", module.settings)
+        bert.write_json(inner / "config.json", module.settings)
         if module.weights:
             arrays = {
                 name: np.ascontiguousarray(array, np.float32)
@@ -105,12 +99,12 @@ def save_sentence_encoder(
         }
         for number, kind in enumerate(kinds)
     ]
-    _write_json(folder / "modules.json", described)
-    _write_json(
+    bert.write_json(folder / "modules.json", described)
+    bert.write_json(
         folder / "sentence_bert_config.json",
         {"max_seq_length": max_length, "do_lower_case": False},
     )
-    _write_json(
+    bert.write_json(
         folder / "config_sentence_transformers.json",
         {
             "prompts": prompts,
@@ -206,7 +200,7 @@ def _save_tokenizer(
 ) -> None:
     vocabulary.save(folder / "vocab.txt")
     vocabulary.save_pair_tokenizer(folder / "tokenizer.json")
-    _write_json(folder / "special_tokens_map.json", _SPECIAL)
+    bert.write_json(folder / "special_tokens_map.json", _SPECIAL)
     settings = {
         **_SPECIAL,
         # Reads tokenizer.json as it is; BertTokenizer would make one by its own rules.
@@ -219,8 +213,4 @@ def _save_tokenizer(
         # "[MASK]" in a text is a bracket, a word and a bracket.
         "split_special_tokens": True,
     }
-    _write_json(folder / "tokenizer_config.json", settings)
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    bert.write_json(folder / "tokenizer_config.json", settings)

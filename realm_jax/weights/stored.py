@@ -45,10 +45,7 @@ class StoredTensor:
     """A tensor in a file.
 
     Attributes:
-      path: the file.
       offset: its first byte.
-      dtype: dtype of its elements.
-      shape: shape.
       strides: steps between elements along each axis, in elements; None for row-major
         order.
       crc32c: checksum of its bytes, of formats that have one; compared by `verify`.

@@ -54,11 +54,7 @@ def weights_file(folder: str | pathlib.Path) -> pathlib.Path | None:
 
 
 def stored_tensors(folder: str | pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors in a folder by name; most formats are not read for it.
-
-    Raises:
-      BadInputError: there are none, or the file is damaged.
-    """
+    """Returns the tensors in a folder by name; most formats are not read for it."""
     path = weights_file(folder)
     if path is None:
         raise BadInputError(
@@ -76,11 +72,7 @@ def stored_tensors(folder: str | pathlib.Path) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads the weights in a folder.
-
-    Raises:
-      BadInputError: there are none, or the file is damaged.
-    """
+    """Reads the weights in a folder."""
     found = stored_tensors(folder)
     return {name: np.asarray(tensor) for name, tensor in found.items()}
 

@@ -43,10 +43,8 @@ def checkpoint_prefix(place: str | pathlib.Path) -> pathlib.Path | None:
     """Returns the checkpoint that a path means, without the ends of its files.
 
     It may be that name itself, as `bert_model.ckpt`, one of the files, or a folder with
-    one checkpoint in it or, as in a TF-Hub module, in `variables/`.
-
-    Returns:
-      None if there is no checkpoint, or more than one.
+    one checkpoint in it or, as in a TF-Hub module, in `variables/`. None if there is no
+    checkpoint, or more than one.
     """
     path = pathlib.Path(place)
     if pathlib.Path(f"{path}.index").is_file():
@@ -72,8 +70,8 @@ def tf_tensors(prefix: pathlib.Path) -> dict[str, StoredTensor]:
     try:
         entries = dict(_entries(path.read_bytes()))
         header = _message(entries.pop(b""))
-        shards = _number(header, 1, default=0)
-        if _number(header, 2, default=0) != 0:
+        shards = _number(header, 1)
+        if _number(header, 2) != 0:
             raise DamagedWeightsError("its numbers are big-endian")
         found = {
             name.decode(): _variable(prefix, record, shards)
@@ -86,25 +84,25 @@ def tf_tensors(prefix: pathlib.Path) -> dict[str, StoredTensor]:
 
 def _variable(prefix: pathlib.Path, record: bytes, shards: int) -> StoredTensor | None:
     fields = _message(record)
-    dtype = _DTYPES.get(_number(fields, 1, default=0))
+    dtype = _DTYPES.get(_number(fields, 1))
     if dtype is None:
         return None
     if 7 in fields:
         raise DamagedWeightsError("a variable is partitioned; save it as one")
     shape = tuple(
-        _number(_message(size), 1, default=0)
+        _number(_message(size), 1)
         for size in _message(fields[2][0] if 2 in fields else b"").get(2, [])
     )
-    shard = _number(fields, 3, default=0)
+    shard = _number(fields, 3)
     path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
     if not path.is_file():
         raise DamagedWeightsError(f"{path.name} is missing")
     checksum = _unsigned(fields[6][0])
     tensor = StoredTensor(
-        *(path, _number(fields, 4, default=0), dtype, shape),
+        *(path, _number(fields, 4), dtype, shape),
         crc32c=_unmasked(checksum),
     )
-    if tensor.end - tensor.offset != _number(fields, 5, default=0):
+    if tensor.end - tensor.offset != _number(fields, 5):
         raise DamagedWeightsError(f"a variable of shape {shape} has another size")
     return tensor
 
@@ -171,8 +169,9 @@ def _message(data: bytes) -> dict[int, list]:
     return fields
 
 
-def _number(fields: Mapping[int, list], field: int, *, default: int) -> int:
-    value = fields[field][-1] if field in fields else default
+def _number(fields: Mapping[int, list], field: int) -> int:
+    """Returns the number in a field, 0 where that is left out."""
+    value = fields[field][-1] if field in fields else 0
     if not isinstance(value, int):
         raise DamagedWeightsError(f"field {field} of a record is no number")
     return value

@@ -65,9 +65,7 @@ class TokenClassifier:
     """A BERT with a linear layer at every position.
 
     Attributes:
-      config: configuration of the encoder.
       labels: names of the classes.
-      vocabulary: the tokenizer it was trained with.
       params: {"bert": ..., "kernel": [embed, label], "bias": [label]}, float32.
     """
 
@@ -91,11 +89,7 @@ class CheckpointTagger:
     """
 
     def __init__(self, folder: str | pathlib.Path):
-        """Loads the checkpoint in `folder`.
-
-        Raises:
-          BadInputError: as in `load_token_classifier`.
-        """
+        """Loads the checkpoint in `folder`."""
         self.classifier = load_token_classifier(folder)
         self.name = f"checkpoint-{_fingerprint(folder)[:16]}-{dates.VERSION}"
 
@@ -159,16 +153,7 @@ class CheckpointTagger:
 
 
 def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
-    """Reads a `BertForTokenClassification` of `transformers`.
-
-    Args:
-      folder: folder of config.json, vocab.txt and the weights.
-
-    Raises:
-      BadInputError: a file is missing or damaged, the architecture is another, the
-        labels are not BIO, or tensors and configuration disagree; the message names
-        the problems.
-    """
+    """Reads a `BertForTokenClassification` of `transformers` from its folder."""
     folder = pathlib.Path(folder)
     config = bert_weights.config_from_json(folder)
     labels = _labels(folder / bert_weights.CONFIG_FILE)
@@ -277,11 +262,7 @@ def _fingerprint(folder: str | pathlib.Path) -> str:
 
 
 def check_labels(labels: Sequence[str], where: str) -> None:
-    """Checks that labels are in the BIO scheme.
-
-    Raises:
-      BadInputError: a label is none of O, B-…, I-…, or all are O.
-    """
+    """Checks that labels are in the BIO scheme."""
     wrong = [label for label in labels if not _LABEL.fullmatch(label)]
     if wrong or set(labels) <= {_OUTSIDE}:
         raise BadInputError(
@@ -299,14 +280,8 @@ def word_spans(
 ) -> list[Span]:
     """Returns the names in a text: in order, disjoint, not empty.
 
-    The first wordpiece of a word determines the label of the word. Words are those of
-    BERT, which in Korean include the particles.
-
-    Args:
-      text: the text.
-      encoding: its wordpieces.
-      is_inner: True for the wordpieces that continue a word.
-      labels: the label of each wordpiece.
+    The first wordpiece of a word determines the label of the word; `is_inner` are those
+    that continue one. Words are those of BERT, which in Korean include the particles.
     """
     spans: list[Span] = []
     kind_before = None

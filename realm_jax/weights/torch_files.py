@@ -187,7 +187,9 @@ def _of_pickles(path: pathlib.Path) -> tuple[Any, dict[str, tuple[int, int]]]:
         raise DamagedWeightsError("it is neither an archive nor of PyTorch")
     _load(data)  # Sizes of the writer's numbers.
     state = _load(data)
-    storages, places, keys = _storages(state), {}, _load(data)
+    tensors = [value for value in state.values() if isinstance(value, _Tensor)]
+    storages = {tensor.storage.key: tensor.storage for tensor in tensors}
+    places, keys = {}, _load(data)
     begin = data.tell()
     with path.open("rb") as file:
         for key in keys:
@@ -211,20 +213,11 @@ def _load(data: io.BytesIO) -> Any:
                 f"its pickle has {operation.name}, which no dictionary of tensors has"
             )
         if operation.name == "GLOBAL":
-            _require_known(str(argument))
+            module, _, attribute = str(argument).partition(" ")
+            if (module, attribute) not in _KNOWN:
+                raise DamagedWeightsError(f"its pickle asks for {module}.{attribute}")
     data.seek(begin)
     return _Unpickler(data).load()
-
-
-def _require_known(name: str) -> None:
-    module, _, attribute = name.partition(" ")
-    if (module, attribute) not in _KNOWN:
-        raise DamagedWeightsError(f"its pickle asks for {module}.{attribute}")
-
-
-def _storages(state: Any) -> dict[str, _Storage]:
-    tensors = [value for value in state.values() if isinstance(value, _Tensor)]
-    return {tensor.storage.key: tensor.storage for tensor in tensors}
 
 
 def _stored(

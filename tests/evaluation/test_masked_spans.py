@@ -9,11 +9,12 @@ import pytest
 from realm_jax.answering.masks import MaskFiller
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
-from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
+from realm_jax.evaluation.masked_spans import masked_examples
 from realm_jax.index.searchers import make_searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.initialization import initial_params
+from realm_jax.training.masked_spans import HeldOutSpans
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS
@@ -46,17 +47,16 @@ def measured(tmp_path_factory):
 
     @functools.cache
     def measure(max_examples):
-        return evaluate_masked_spans(
+        spans = HeldOutSpans(
             retriever,
             reader,
-            params,
             corpus=store,
-            searcher=make_searcher("device", np.asarray(embeddings)),
             examples=examples,
             num_candidates=NUM_CANDIDATES,
             lengths=LENGTHS,
             max_examples=max_examples,
         )
+        return spans.fill_in(params, make_searcher("device", np.asarray(embeddings)))
 
     return store, retriever, reader, params, np.asarray(embeddings), measure
 

@@ -12,7 +12,6 @@ import pytest
 from realm_jax import multihost
 from realm_jax.data.examples import Examples
 from realm_jax.evaluation.loading import open_finished
-from realm_jax.evaluation.masked_spans import evaluate_masked_spans
 from realm_jax.evaluation.provenance import best_checkpoint
 from realm_jax.evaluation.report_data import BestCheckpoint
 from realm_jax.index.searchers import make_searcher
@@ -114,17 +113,16 @@ def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, co
         measured_at, params, [*params[:3], params[2]], strict=True
     ):
         embeddings = embeddings_of(encoder["retriever"], corpus)
-        expected = evaluate_masked_spans(
+        spans = HeldOutSpans(
             Retriever(config),
             KnowledgeEncoder(config.bert),
-            tree,
             corpus=corpus,
-            searcher=make_searcher("device", embeddings),
             examples=Examples.open(corpus.directory / "examples/asked/validation"),
             num_candidates=4,
             lengths=LENGTHS,
             max_examples=12,
         )
+        expected = spans.fill_in(tree, make_searcher("device", embeddings))
         retrieval = np.exp(np.asarray(expected.log_retrieval, np.float64))
         logs = np.log(retrieval, where=retrieval > 0, out=np.zeros_like(retrieval))
         values = {

@@ -266,10 +266,7 @@ def _host(
 def _examples(
     setting: Setting, document_length: int, config: StageConfig | None = None
 ) -> Line:
-    """Returns the line on the examples on a host's disk.
-
-    That is those of the stage's own tasks, or without a stage those of all.
-    """
+    """Returns the line on the examples on a host: of the stage's tasks, or of all."""
     corpus = setting.corpus
     whose = "all tasks" if config is None else " and ".join(config.tasks)
     reads_spans = config is None or isinstance(config, PretrainConfig)
