@@ -3,8 +3,11 @@
 import pytest
 
 from realm_jax.cli.main import main
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import restore_params
 from tests import tiny_run
 from tests.seqio_fixtures import registry
+from tests.weights.published_models import unpacked
 
 __all__ = ["registry"]
 
@@ -13,6 +16,24 @@ __all__ = ["registry"]
 def finished(tmp_path_factory):
     """The folder of a finished chain; read only."""
     return tiny_run.finished(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """The folder of small models that were published; read only."""
+    return unpacked(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture
+def import_weights():
+    """Imports published models; returns the parameters that a stage starts from."""
+
+    def run(*words):
+        assert main(["import-weights", *map(str, words)]) == 0
+        dest = [word for word in words if not str(word).startswith("--")][-1]
+        return restore_params(open_store(dest)).tree
+
+    return run
 
 
 @pytest.fixture

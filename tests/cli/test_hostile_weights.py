@@ -13,14 +13,8 @@ import safetensors.numpy
 
 from realm_jax.weights.stored import DamagedWeightsError
 from realm_jax.weights.stored import safetensors as stored
-from tests.weights.published_models import unpacked
 
 HUGE = 1 << 40
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("published"))
 
 
 class Evil:
@@ -43,14 +37,12 @@ def one(shape, offsets, dtype="F32"):
     return with_header({"realm.pooler.dense.bias": record}, bytes(64))
 
 
-def truncated(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
+def cut_at(size):
+    def spoil(folder):
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:size])
 
-
-def cut_header(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
+    return spoil
 
 
 def as_safetensors(data):
@@ -87,8 +79,8 @@ def as_flax(folder):
 
 
 HOSTILE = {
-    "truncated": truncated,
-    "truncated within its header": cut_header,
+    "truncated": cut_at(-1),
+    "truncated within its header": cut_at(100),
     "of another kind": as_safetensors(b"PK\3\4" + bytes(60)),
     "empty": as_safetensors(b""),
     "with a long header": as_safetensors(struct.pack("<Q", HUGE) + b"{}"),

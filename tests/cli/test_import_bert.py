@@ -3,30 +3,20 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
 import realm_jax
-from realm_jax.cli.main import main
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.recorded import open_run
 from realm_jax.weights.published import read_published
 from realm_jax.weights.sentence_encoder import save_sentence_encoder
-from tests.weights.published_models import unpacked
+from tests.tiny_world import assert_same_bits
 from tests.weights.sentence_encoder_twin import encode
-from tests.weights.tf_checkpoints import bert_config, save, variables_of
 
 TEXTS = ["the river", "who was near the old mill"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture
@@ -48,29 +38,22 @@ def edit(folder, rename, add=None):
     safetensors.numpy.save_file(kept | (add or {}), path)
 
 
-def imported(*words):
-    assert main(["import-weights", *map(str, words)]) == 0
-    return restore_params(open_store(words[-1])).tree
-
-
-def assert_equal(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_bert_is_retriever_and_reader(folder, models, tmp_path, capsys):
+def test_bert_is_retriever_and_reader(folder, models, tmp_path, capsys, import_weights):
     add = {"cls.seq_relationship.bias": np.zeros(2, np.float32)}
     edit(folder, lambda name: name, add)
-    found = imported(folder, tmp_path / "made")
+    found = import_weights(folder, tmp_path / "made")
     expected = read_published(str(models / "encoder")).reader
-    assert_equal(found["reader"], expected)
-    assert_equal(found["retriever"], {"tower": {"bert": expected["bert"]}})
+    assert_same_bits(found["reader"], expected)
+    assert_same_bits(found["retriever"], {"tower": {"bert": expected["bert"]}})
     said = capsys.readouterr().out
     assert "BertForMaskedLM\n  not used: cls.seq_relationship (1)" in said
     trained = open_run(str(tmp_path / "made")).trained
     assert (trained.stage, trained.model["pooling"]) == ("warm_start", "mean")
 
 
-def test_both_spellings_and_neither_head_nor_pooler(folder, models, tmp_path):
+def test_both_spellings_and_neither_head_nor_pooler(
+    folder, models, tmp_path, import_weights
+):
     def old(name):
         bare = name.removeprefix("bert.")
         bare = bare.replace("LayerNorm.weight", "LayerNorm.gamma")
@@ -78,35 +61,26 @@ def test_both_spellings_and_neither_head_nor_pooler(folder, models, tmp_path):
         return "" if bare.startswith(("cls.", "pooler.")) else bare
 
     edit(folder, old)
-    found = imported(folder, tmp_path / "made")
+    found = import_weights(folder, tmp_path / "made")
     expected = dict(read_published(str(models / "encoder")).reader["bert"])
-    expected["pooler"] = jax.tree.map(np.zeros_like, expected["pooler"])
-    assert_equal(found["reader"], {"bert": expected})
+    expected["pooler"] = {n: np.zeros_like(a) for n, a in expected["pooler"].items()}
+    assert_same_bits(found["reader"], {"bert": expected})
     assert read_published(str(folder)).missing == [
         "cls.predictions.* (a new one is drawn)",
         "pooler.dense",
     ]
 
 
-def test_bert_of_tensorflow(models, tmp_path):
-    source = tmp_path / "uncased"
-    save(source / "bert_model.ckpt", variables_of(models / "encoder", str))
-    bert_config(models / "encoder", source / "bert_config.json")
-    shutil.copy(models / "encoder" / "vocab.txt", source)
-    found = imported(source, tmp_path / "made")
-    expected = read_published(str(models / "encoder")).reader
-    assert_equal(found["reader"], expected)
-    assert_equal(found["retriever"], {"tower": {"bert": expected["bert"]}})
-
-
-def test_beside_an_embedder_bert_is_the_reader(folder, models, tmp_path):
-    found = imported(models / "embedder", folder, tmp_path / "made")
+def test_beside_an_embedder_bert_is_the_reader(
+    folder, models, tmp_path, import_weights
+):
+    found = import_weights(models / "embedder", folder, tmp_path / "made")
     embedder = read_published(str(models / "embedder"))
-    assert_equal(found["retriever"], embedder.towers)
+    assert_same_bits(found["retriever"], embedder.towers)
     assert set(found["reader"]) == {"bert", "head_dense", "head_norm", "head_bias"}
 
 
-def test_a_sentence_encoder_embeds_as_it_did(models, tmp_path):
+def test_a_sentence_encoder_embeds_as_it_did(models, tmp_path, import_weights):
     """With prompts, a dense layer and normalised, as sentence-transformers has it."""
     bert = read_published(str(models / "encoder"))
     vocabulary = load_vocabulary(models / "encoder" / "vocab.txt")
@@ -131,12 +105,12 @@ def test_a_sentence_encoder_embeds_as_it_did(models, tmp_path):
     source = tmp_path / "encoder"
     source.mkdir()
     save_sentence_encoder(source, tower, config, vocabulary, max_length=30)
-    found = imported(source, tmp_path / "made")
-    assert_equal(found["retriever"], {"tower": tower})
+    found = import_weights(source, tmp_path / "made")
+    assert_same_bits(found["retriever"], {"tower": tower})
     blocks = np.array([b"the river is near", b"a mill"], dtype=object)
     np.save(tmp_path / "blocks.npy", blocks, allow_pickle=True)
     options = [f"--corpus={tmp_path / 'corpus'}", f"--blocks={tmp_path / 'blocks.npy'}"]
-    imported(*options, source, tmp_path / "searched")
+    import_weights(*options, source, tmp_path / "searched")
     model = realm_jax.load(tmp_path / "searched")
     expected = encode(source, TEXTS, "who is ")
     np.testing.assert_allclose(model.embed(TEXTS), expected, atol=1e-5)

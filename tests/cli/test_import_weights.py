@@ -5,34 +5,18 @@ import shutil
 
 import jax
 import numpy as np
-import pytest
 
 import realm_jax
 from bench.weights_parity import answers
-from realm_jax.cli.main import main
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.run_record import read_records
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import described_models, warm_start_params
 from realm_jax.training.recorded import open_run
 from realm_jax.types import Lengths
 from realm_jax.weights.published import read_published
-from tests.weights.published_models import unpacked
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("published"))
-
-
-def run(*words):
-    assert main(["import-weights", *map(str, words)]) == 0
-
-
-def assert_equal(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+from tests.tiny_world import assert_same_bits
 
 
 def test_questions_have_the_answers_of_transformers(models, tmp_path):
@@ -53,9 +37,11 @@ def test_questions_have_the_answers_of_transformers(models, tmp_path):
     assert text.body == records[3].decode()
 
 
-def test_an_embedder_and_an_encoder_are_a_pre_training(models, tmp_path, capsys):
+def test_an_embedder_and_an_encoder_are_a_pre_training(
+    models, tmp_path, capsys, import_weights
+):
     dest = tmp_path / "pretrain"
-    run(models / "embedder", models / "encoder", dest)
+    restored = import_weights(models / "embedder", models / "encoder", dest)
     said = capsys.readouterr().out
     assert "embedder: RealmEmbedder\n  not used: cls.predictions (1)" in said
     assert f"wrote {dest}, as a run of `realm pretrain`" in said
@@ -63,8 +49,7 @@ def test_an_embedder_and_an_encoder_are_a_pre_training(models, tmp_path, capsys)
         read_published(str(models / name)) for name in ("embedder", "encoder")
     )
     published = {"retriever": embedder.towers, "reader": encoder.reader}
-    restored = restore_params(open_store(dest))
-    assert_equal(restored.tree, published)
+    assert_same_bits(restored, published)
     trained = open_run(str(dest)).trained
     assert trained.model["shared"]
     assert trained.model["layer_norm_epsilon"] == 1e-6
@@ -78,30 +63,32 @@ def test_an_embedder_and_an_encoder_are_a_pre_training(models, tmp_path, capsys)
     vocabulary = load_vocabulary(dest / "vocab.txt")
     config = models_of.retriever_config(vocabulary.size)
     nothing = jax.tree.map(np.zeros_like, published)
-    assert_equal(warm_start_params(nothing, str(dest), config, vocabulary), published)
+    assert_same_bits(
+        warm_start_params(nothing, str(dest), config, vocabulary), published
+    )
 
 
 def test_a_fine_tuned_model_has_the_documents_of_the_embedder_before(
-    models, tmp_path, refuse
+    models, tmp_path, refuse, import_weights
 ):
     dest = tmp_path / "finetune"
-    run(models / "embedder", models / "openqa", dest)
-    towers = restore_params(open_store(dest)).tree["retriever"]
+    towers = import_weights(models / "embedder", models / "openqa", dest)["retriever"]
     openqa, embedder = (
         read_published(str(models / name)).towers["tower"]
         for name in ("openqa", "embedder")
     )
-    assert_equal(towers, {"query_tower": openqa, "document_tower": embedder})
+    assert_same_bits(towers, {"query_tower": openqa, "document_tower": embedder})
     # Of no corpus yet.
     refuse(["search", dest, "the river"], "--corpus")
 
 
-def test_a_reader_alone_is_something_to_start_from(models, tmp_path, refuse):
+def test_a_reader_alone_is_something_to_start_from(
+    models, tmp_path, refuse, import_weights
+):
     dest = tmp_path / "reader"
-    run(models / "reader", dest)
-    assert set(restore_params(open_store(dest)).tree) == {"reader"}
+    assert set(import_weights(models / "reader", dest)) == {"reader"}
     corpus = tmp_path / "corpus"
-    run(models / "openqa", tmp_path / "openqa", f"--corpus={corpus}")
+    import_weights(models / "openqa", tmp_path / "openqa", f"--corpus={corpus}")
     options = [f"--corpus={corpus}", "--allow_corpus_mismatch"]
     refuse(["search", dest, "the river", *options], "reader alone", "embedder")
 
