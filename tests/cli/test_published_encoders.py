@@ -15,21 +15,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.data.features import query_row
 from realm_jax.data.layout import document_inputs, from_lists
 from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
 from realm_jax.errors import BadInputError
 from realm_jax.models.retriever import Retriever
-from realm_jax.stages import STAGES
 from realm_jax.training.initialization import warm_start_params
 from realm_jax.weights.published_encoder import prompt_pieces, prompt_text
 from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
 from tests import tiny_run
+from tests.cli.chains import configs_of
 from tests.weights.sentence_encoder_twin import encode, read_json
-from tpu_launch import local
-from tpu_launch.chain import ChainCommands
 
 ARCHIVE = pathlib.Path(__file__).with_name("published_encoders.tar.xz")
 LENGTH = 64
@@ -70,11 +67,7 @@ def init(folder, *more):
 
 def towers(vocabulary):
     """The towers of the chain's first stage, computed in float32."""
-    parser = configuration.make_parser("chain", "")
-    configuration.parse_chain(parser, ["--gin_file=runs/my/chain.gin"])
-    chain = ChainCommands(configuration.configured(local.Chain), ["runs/my/chain.gin"])
-    configuration.parse(parser, chain.main(chain.stages[1])[1:], "warm-start")
-    stage = configuration.configured(STAGES["warm-start"].load_config())
+    stage = configs_of("runs/my/chain.gin")["warm-start"]
     config = stage.models.retriever_config(vocabulary.size)
     bert = dataclasses.replace(config.bert, products="float32")
     return stage, dataclasses.replace(config, bert=bert)
