@@ -308,12 +308,6 @@ def test_an_attempt_deleted_under_its_writer_is_missing_not_bad_input(series):
     assert missing
 
 
-def test_nothing_to_resume(series):
-    assert series.resume(7, corpus_fingerprint=CORPUS) is None
-    series.begin(8, corpus_fingerprint=CORPUS)
-    assert series.resume(7, corpus_fingerprint=CORPUS) is None
-
-
 def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
     whole = mortal(open_store(tmp_path / "whole"), 1000)
     write_snapshot(SnapshotSeries(whole, "index"))

@@ -1,6 +1,7 @@
 """A block store of words, a retriever of one layer, and a builder that polls often."""
 
 import dataclasses
+import functools
 import threading
 
 import jax
@@ -83,19 +84,23 @@ def random_params(config, seed=1):
     )
 
 
-@jax.jit
-def embed_one(params, ids, segment_ids):
-    return Retriever(RETRIEVER).apply(
+@functools.partial(jax.jit, static_argnames="config")
+def embed_one(config, params, ids, segment_ids):
+    return Retriever(config).apply(
         {"params": params}, ids, segment_ids, method=Retriever.embed_documents
     )
 
 
-def slow_embeddings(retriever, blocks):
+def one_by_one(config, params, store, block_ids, length):
     """Each document by itself, at the full length."""
-    documents = [
-        blocks.document_ids(np.array([b]), 24) for b in range(blocks.num_blocks)
-    ]
-    return np.concatenate([embed_one(retriever.params, *each) for each in documents])
+    documents = [store.document_ids(np.array([b]), length) for b in block_ids]
+    return np.concatenate([embed_one(config, params, *each) for each in documents])
+
+
+def slow_embeddings(retriever, blocks):
+    """The embedding of each block of a store."""
+    all_of_them = range(blocks.num_blocks)
+    return one_by_one(retriever.config, retriever.params, blocks, all_of_them, 24)
 
 
 _running = []
