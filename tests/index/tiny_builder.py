@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import subprocess
+import sys
 import threading
 
 import jax
@@ -16,6 +18,7 @@ from realm_jax.index.scann_assets import ScannAssets
 from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from tests import tiny_run
 from tests.waiting import PATIENCE
 
 IN_A_BUCKET = pytest.mark.parametrize("store", ["gs"], indirect=True)
@@ -114,6 +117,30 @@ def run_in_thread(store, blocks, config=CONFIG):
     thread.start()
     _running.append((thread, stop))
     return thread, stop
+
+
+# Slow enough to be stopped anywhere: between two shards, and amid one.
+_PROGRAM = """
+import sys, threading, time
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.builder import IndexBuilder
+from realm_jax.storage import open_store
+from tests.index.tiny_builder import CONFIG
+
+store, blocks = open_store(sys.argv[1]), BlockStore.open(sys.argv[2])
+job = IndexBuilder(store, blocks, CONFIG, lambda done, total: time.sleep(0.02))
+sys.exit(0 if job.run(threading.Event()) else 1)
+"""
+
+
+def start_builder(store, blocks, **options):
+    """Starts a builder in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, store.url(), str(blocks.directory)],
+        cwd=tiny_run.ROOT,
+        env=tiny_run.environment(),
+        **options,
+    )
 
 
 def end_builders():
