@@ -46,13 +46,6 @@ _LAUNCHER = {
 }
 # These show what comes, for ever.
 _ENDLESS = ("-f", "--follow")
-# Verbs of kubectl and their flags.
-_KUBECTL = {
-    "apply": {"--server-side"},
-    "create": set(),
-    "delete": set(),
-    "get": {"--selector"},
-}
 
 
 def commands(text: str) -> list[str]:
@@ -101,10 +94,8 @@ def _require_tpu_launch(words, capsys):
         assert part in out + err
 
 
-def _require_kubectl(words):
-    """It is a verb of kubectl, with its flags; files are there."""
-    flags = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
-    assert flags <= _KUBECTL[words[0]], f"unknown flags of kubectl {words[0]}"
+def _require_files(words):
+    """What kubectl is to read is there."""
     for flag, file in itertools.pairwise(words):
         if flag == "-f" and not file.startswith("https://"):
             assert list(yaml.safe_load_all((ROOT / file).read_text()))
@@ -128,7 +119,7 @@ def test_what_the_page_shows_works(command, capsys):
             flags = {word for word in words if word.startswith("--")}
             assert flags <= set(re.findall(r"--[a-z_-]+", said))
         case ["kubectl", *words]:
-            _require_kubectl(words)
+            _require_files(words)
         case ["bash", script, model_dir, *words]:
             subprocess.run(["bash", "-n", ROOT / script], check=True)
             _require_tpu_launch(["up", f"--gin.MODEL_DIR={model_dir}", *words], capsys)
