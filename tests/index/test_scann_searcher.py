@@ -18,12 +18,7 @@ from realm_jax.index import builder, scann_assets, scann_tuning
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.scann_assets import RECALL, ScannAssets, load_assets
 from realm_jax.index.scann_searcher import LowRecallError, ScannConfig, ScannSearcher
-from realm_jax.index.scann_tuning import (
-    Visit,
-    cheapest_visit,
-    tree_shape,
-    usual_leaves,
-)
+from realm_jax.index.scann_tuning import Visit, cheapest_visit, tree_shape, usual_leaves
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.source import IndexSource
 from tests.index.test_searchers import share_found, slow_neighbours
