@@ -71,9 +71,10 @@ def test_a_run_is_shown_as_it_goes_on(store, capsys):
         shown(store, "status", "--json")
         return json.loads(capsys.readouterr().out)
 
-    found = state()
-    assert [role["state"] for role in found["roles"]] == ["starting", "starting"]
-    assert found["roles"][0]["step"] is None
+    def roles(found):
+        return [(role["state"], role["step"]) for role in found["roles"]]
+
+    assert roles(state()) == [("starting", None)] * 2
     Heartbeat(store, "trainer").beat(70, index_step=60)
     Heartbeat(store, "index_builder").beat(
         60, activity="embedding", blocks_done=30, num_blocks=120
@@ -83,11 +84,10 @@ def test_a_run_is_shown_as_it_goes_on(store, capsys):
         b'{"step": 69, "stage": "pretrain", "loss": 1.5, "steps_per_second": 2.0}\n',
     )
     found = state()
-    assert [role["state"] for role in found["roles"]] == ["running", "running"]
-    assert (found["roles"][0]["step"], found["total_steps"]) == (70, 100)
-    assert (found["index_step"], found["index_age_steps"]) == (60, 10)
+    assert roles(found) == [("running", 70), ("running", 60)]
+    names = ("total_steps", "index_step", "index_age_steps", "is_over")
+    assert [found[name] for name in names] == [100, 60, 10, False]
     assert found["metrics"]["loss"] == 1.5
-    assert not found["is_over"]
     shown(store, "status")
     text = capsys.readouterr().out
     for part in ("70 of 100", "loss 1.500", "10 steps old", "embeds 25 %: 30 of 120"):
