@@ -249,9 +249,8 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     card = (pathlib.Path(export) / "README.md").read_text()
     assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
     assert "| queries | gained by REALM, in points | nDCG@10 " in card
-    lines = adapt_report.summary(report, chain.root, export)
-    assert [line.partition(":")[0] for line in lines] == ["gained", "cost", "export"]
-    assert "warm start 60 updates" in lines[1]
+    cost = adapt_report.summary(report, chain.root, export)[1]
+    assert "warm start 60 updates" in cost
     # Other queries are measured.
     with pytest.raises(TypeError):
         adapt._measured(chain, JUDGED[:3], stop)

@@ -9,10 +9,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import safetensors.numpy
-
-from realm_jax.weights.stored import DamagedWeightsError
-from realm_jax.weights.stored import safetensors as stored
 
 HUGE = 1 << 40
 
@@ -128,23 +124,3 @@ def test_blocks_are_not_unpickled(models, tmp_path, refuse):
     refuse(words, "not only texts")
     assert not (tmp_path / "ran").exists()
     assert not corpus.exists()
-
-
-def test_any_flipped_bytes_of_a_header_are_refused_or_harmless(tmp_path):
-    path = tmp_path / "model.safetensors"
-    tensors = {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 3), np.int64)}
-    safetensors.numpy.save_file(tensors, path)
-    found = stored(path)
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(np.asarray(found[name]), tensor)
-    whole = path.read_bytes()
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        data = bytearray(whole)
-        data[rng.integers(len(whole))] = rng.integers(256)
-        path.write_bytes(data)
-        try:
-            for tensor in stored(path).values():
-                assert np.asarray(tensor).nbytes <= len(whole)
-        except DamagedWeightsError:
-            pass

@@ -23,10 +23,9 @@ from realm_jax.errors import BadInputError
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.initialization import warm_start_params
 from realm_jax.weights.published_encoder import prompt_pieces, prompt_text
-from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
+from realm_jax.weights.sentence_encoder import scale_of_export
 from tests import tiny_run
 from tests.cli.chains import configs_of
-from tests.weights.sentence_encoder_twin import encode, read_json
 
 ARCHIVE = pathlib.Path(__file__).with_name("published_encoders.tar.xz")
 LENGTH = 64
@@ -119,33 +118,14 @@ def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, ca
         for kind, found in zip(kinds, embeddings, strict=True):
             np.testing.assert_allclose(found * scale, expected[kind], atol=1e-5)
 
-    exported = text / "exported"
-    exported.mkdir()
-    save_sentence_encoder(
-        exported, params["tower"], config, vocabulary, max_length=LENGTH
-    )
-    modules = [
-        [module["type"].rpartition(".")[2] for module in read_json(of / "modules.json")]
-        for of in (folder, exported)
-    ]
-    assert modules[0] == modules[1]
-    prompts = read_json(exported / "config_sentence_transformers.json")["prompts"]
-    for kind, inputs in (("query", expected["texts"]), ("document", expected["pairs"])):
-        found = encode(exported, inputs, prompts.get(kind, ""))
-        wanted = expected["queries" if kind == "query" else "documents"]
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
-
 
 def test_fewer_features_are_a_projection_of_its_embedding(folders, text, capsys):
     folder = folders / "labse"
     assert main(init(folder, "--width=4")) == 0
     assert "projected to 4 (--width=8 keeps them all)" in capsys.readouterr().out
     stage, config = towers(load_vocabulary(vocabulary_file(folder)))
-    assert (config.projected, config.projection_size, config.layer_norm) == (
-        True,
-        4,
-        True,
-    )
+    projection = (config.projected, config.projection_size, config.layer_norm)
+    assert projection == (True, 4, True)
     assert (config.dense_size, config.normalize) == (8, True)
     # As of all projections, whose LayerNorm makes the length what it is.
     assert config.temperature == 16.0

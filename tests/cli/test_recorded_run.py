@@ -116,13 +116,6 @@ def test_the_searcher_is_the_recorded_one_unless_another_is_given(moved, tmp_pat
     assert ask_config(root, Overrides(searcher="device")).searcher == "device"
 
 
-def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
-    model = realm_jax.load(moved)
-    for question, answer in expected.items():
-        assert model.answer(question).text == answer
-    assert model.corpus.directory == moved / "corpus"
-
-
 def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
     finished, tmp_path, refuse
 ):
@@ -328,6 +321,7 @@ def test_a_chain_of_the_version_before_is_read_and_goes_on(moved, expected, tmp_
         as_earlier_version(root / stage)
     assert find_model(root).trained == find_model(moved).trained
     model = realm_jax.load(root)
+    assert model.corpus.directory == root / "corpus"
     for question, answer in expected.items():
         assert model.answer(question).text == answer
     config, of_today = (evaluate_config(str(r), Overrides()) for r in (root, moved))
