@@ -1,4 +1,4 @@
-"""A finished chain that commands can be run on, and commands that must refuse."""
+"""Published models, a chain to begin with, and commands that must refuse."""
 
 import pytest
 
@@ -10,12 +10,6 @@ from tests.seqio_fixtures import registry
 from tests.weights.published_models import unpacked
 
 __all__ = ["registry"]
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """The folder of a finished chain; read only."""
-    return tiny_run.finished(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -204,9 +204,6 @@ def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path):
     again, before = tmp_path / "again", moved / "evaluate"
     assert answers(again) == answers(before)
     assert measured(again) == measured(before)
-    rows, has_masked_sentences = measured(again)
-    assert len(rows) == 3
-    assert has_masked_sentences
 
 
 def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
