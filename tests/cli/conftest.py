@@ -38,6 +38,18 @@ def inputs(tmp_path):
 
 
 @pytest.fixture
+def realm(capsys):
+    """Runs a command that must end well; returns what it printed."""
+
+    def run(*words):
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
 def refuse(capsys):
     """Runs a command that must refuse; returns its one line."""
 

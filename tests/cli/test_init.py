@@ -46,9 +46,8 @@ def words_of_the_text():
     return sorted(set(re.findall(r"[a-z]{2,}", text)))
 
 
-def test_all_stages_read_what_it_writes(text, capsys):
-    assert init("--questions=questions.jsonl", "--weights=") == 0
-    said = capsys.readouterr().out
+def test_all_stages_read_what_it_writes(text, realm):
+    said = realm(*INIT, "--questions=questions.jsonl", "--weights=")
     assert "20 documents" in said
     assert "14 train, 2 dev, 4 test" in said
     assert "--gin_file=runs/my/chain.gin" in said
@@ -71,22 +70,20 @@ def test_paths_and_names_may_have_any_character(text):
     assert config.name == "my_text_2"
 
 
-def test_questions_about_unknown_articles_are_counted_and_named(text, capsys):
+def test_questions_about_unknown_articles_are_counted_and_named(text, realm):
     known = json.loads((text / "articles.jsonl").read_text().split("\n")[0])["title"]
     path = text / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line, title in zip(lines, [f" {known}_", *["No Such Page"] * 2], strict=False):
         line["title"] = title
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert init("--questions=questions.jsonl", "--weights=") == 0
-    said = capsys.readouterr().out
+    said = realm(*INIT, "--questions=questions.jsonl", "--weights=")
     assert "warning: 2 of 3 questions with a title name an article" in said
     assert "'No Such Page';" in said
 
 
-def test_without_questions_it_ends_before_fine_tuning(text, capsys):
-    assert init("--weights=") == 0
-    assert "  realm search runs/my " in capsys.readouterr().out
+def test_without_questions_it_ends_before_fine_tuning(text, realm):
+    assert "  realm search runs/my " in realm(*INIT, "--weights=")
     stages = configs_of("runs/my/chain.gin")
     assert list(stages) == ["prepare", "warm-start", "pretrain"]
 
@@ -121,12 +118,9 @@ LOWER_CASE = [
                       for k in (1, 9)) for i in range(30)], [], "random_tokens"),
     ],
 )  # fmt: skip
-def test_text_without_names_has_masks_that_are_prepared(
-    texts, more, kind, text, capsys
-):
+def test_text_without_names_has_masks_that_are_prepared(texts, more, kind, text, realm):
     write_articles(texts)
-    assert init("--weights=", *more) == 0
-    assert f"masks: {kind}, about " in capsys.readouterr().out
+    assert f"masks: {kind}, about " in realm(*INIT, "--weights=", *more)
     found = stages_of("runs/my/chain.gin")
     assert found["pretrain"][1].task == found["warm-start"][1].task == f"my_{kind}"
     assert list(found["prepare"][1].examples) == ["ict", kind]
@@ -146,7 +140,7 @@ def test_text_that_cannot_be_masked_or_read_from_nothing(text, refuse):
 
 
 def test_a_vocabulary_that_lacks_the_script_is_not_used(
-    text, monkeypatch, capsys, refuse
+    text, monkeypatch, realm, refuse
 ):
     weights = text / "weights"
     write_encoder(weights, string.ascii_lowercase)
@@ -154,8 +148,7 @@ def test_a_vocabulary_that_lacks_the_script_is_not_used(
     refuse([*INIT, f"--weights={weights}"], "are [UNK]", "--weights=''")
     # Weights that are only found, not asked for, are passed over.
     monkeypatch.setattr("realm_jax.prepare.encoder_start._MINILM", weights)
-    assert init() == 0
-    assert "trained on the text; in MiniLM's" in capsys.readouterr().out
+    assert "trained on the text; in MiniLM's" in realm(*INIT)
     config = configs_of("runs/my/chain.gin")["prepare"]
     assert (config.vocabulary, config.strip_accents) == ("", False)
 
@@ -165,7 +158,7 @@ def test_a_vocabulary_that_has_only_the_alphabet_is_not_used(text, refuse):
     refuse([*INIT, "--weights=weights"], "spells 100% of them letter by letter")
 
 
-def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys, refuse):
+def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse):
     start, questions = f"--start={finished}", "--questions=questions.jsonl"
     # The chain that it goes on with has the quickstart's size.
     refuse([*INIT, questions, start], "6 layers of 384")
@@ -182,19 +175,17 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys, refus
     assert configs["evaluate"].pretrained == ""
     assert configs["evaluate"].masked_task == ""
     # Without questions it needs only the corpus.
-    capsys.readouterr()
-    assert main(["init", "runs/other", "--source=articles.jsonl", start]) == 0
+    said = realm("init", "runs/other", "--source=articles.jsonl", start)
     assert list(configs_of("runs/other/chain.gin")) == ["prepare"]
-    said = capsys.readouterr().out
     assert "--corpus=runs/other/corpus --allow_corpus_mismatch" in said
 
 
-def test_passages_without_a_title_are_counted(text, capsys):
+def test_passages_without_a_title_are_counted(text, realm):
     lines = [json.dumps({"text": f"Graz{i} has {i} mills."}) for i in range(9)]
     pathlib.Path("articles.jsonl").write_text("\n".join([*lines, ARTICLE]))
     write_encoder(text / "weights", ALPHABET, words_of_the_text())
-    assert init("--weights=weights") == 0
-    assert "10 documents (9 without a title), " in capsys.readouterr().out
+    said = realm(*INIT, "--weights=weights")
+    assert "10 documents (9 without a title), " in said
 
 
 class TestSplits:

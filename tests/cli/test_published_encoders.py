@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from realm_jax.cli.main import main
 from realm_jax.data.features import query_row
 from realm_jax.data.layout import document_inputs, from_lists
 from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
@@ -83,7 +82,7 @@ def started(folder, config, vocabulary, inputs):
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, capsys):
+def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, realm):
     folder = folders / name
     expected = json.loads((folder / "expected.json").read_text())
     given = expected["given"] or {}
@@ -91,8 +90,7 @@ def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, ca
         f"--{kind}_prompt={prompt}"
         for kind, prompt in zip(("query", "document"), given.values(), strict=False)
     ]
-    assert main(init(folder, *flags)) == 0
-    assert f"encoder: {FOUND[name]} as wide" in capsys.readouterr().out
+    assert f"encoder: {FOUND[name]} as wide" in realm(*init(folder, *flags))
     vocabulary = load_vocabulary(vocabulary_file(folder))
     stage, config = towers(vocabulary)
     assert stage.warm_start == str(folder)
@@ -119,10 +117,10 @@ def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, ca
             np.testing.assert_allclose(found * scale, expected[kind], atol=1e-5)
 
 
-def test_fewer_features_are_a_projection_of_its_embedding(folders, text, capsys):
+def test_fewer_features_are_a_projection_of_its_embedding(folders, text, realm):
     folder = folders / "labse"
-    assert main(init(folder, "--width=4")) == 0
-    assert "projected to 4 (--width=8 keeps them all)" in capsys.readouterr().out
+    said = realm(*init(folder, "--width=4"))
+    assert "projected to 4 (--width=8 keeps them all)" in said
     stage, config = towers(load_vocabulary(vocabulary_file(folder)))
     projection = (config.projected, config.projection_size, config.layer_norm)
     assert projection == (True, 4, True)
@@ -222,14 +220,13 @@ def test_options_that_do_not_fit(folders, refuse):
 
 
 def test_pooling_of_older_versions_and_prompts_that_are_taken_away(
-    folders, text, capsys
+    folders, text, realm
 ):
     folder = text / "weights"
     shutil.copytree(folders / "dense", folder)
     changed(folder, POOLING, **flags_of_older_versions("cls_token"))
     changed(folder, PROMPTS, prompts={"other": "who: "}, default_prompt_name="other")
-    assert main(init(folder, "--document_prompt=")) == 0
-    said = capsys.readouterr().out
+    said = realm(*init(folder, "--document_prompt="))
     assert "[CLS] pooling" in said
     # The default one is for what has none of its own.
     assert "query prompt 'who: '; kept" in said

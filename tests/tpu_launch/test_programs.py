@@ -62,34 +62,29 @@ def _spans_too():
     return dataclasses.replace(tiny_world.models(), span_scorer=True)
 
 
-STAGES = {
-    (pretrain.run, tiny_world.pretrain_config): (
-        {},
-        {"searcher": "scann"},
-        {"device": DeviceConfig("int8")},
-        {"own_block": True},
-        {"refresh_mode": "rolling"},
-        {"write_back": True},
-    ),
-    (warm_start.run, tiny_world.warm_start_config): (
-        {},
-        {"optimizer": _per_model},
-        {"score_unmasked": True},
-        {"models": _spans_too()},
-        {"task": ""},
-        {"pairs_task": ""},
-    ),
-    (finetune.run, tiny_world.finetune_config): (
-        {},
-        {"train_num_read": 1},
-        {"refresh_mode": "blocking", "num_embedded": 3},
-    ),
-}
-
-
 @pytest.mark.parametrize(
     ("run", "make", "changes"),
-    [(*stage, changes) for stage, more in STAGES.items() for changes in more],
+    [
+        (pretrain.run, tiny_world.pretrain_config, {}),
+        (pretrain.run, tiny_world.pretrain_config, {"searcher": "scann"}),
+        (pretrain.run, tiny_world.pretrain_config, {"device": DeviceConfig("int8")}),
+        (pretrain.run, tiny_world.pretrain_config, {"own_block": True}),
+        (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
+        (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
+        (warm_start.run, tiny_world.warm_start_config, {}),
+        (warm_start.run, tiny_world.warm_start_config, {"optimizer": _per_model}),
+        (warm_start.run, tiny_world.warm_start_config, {"score_unmasked": True}),
+        (warm_start.run, tiny_world.warm_start_config, {"models": _spans_too()}),
+        (warm_start.run, tiny_world.warm_start_config, {"task": ""}),
+        (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
+        (finetune.run, tiny_world.finetune_config, {}),
+        (finetune.run, tiny_world.finetune_config, {"train_num_read": 1}),
+        (
+            finetune.run,
+            tiny_world.finetune_config,
+            {"refresh_mode": "blocking", "num_embedded": 3},
+        ),
+    ],
 )
 def test_planned_shapes_are_the_arrays_of_a_run(world, tmp_path, run, make, changes):
     config = make(world, tmp_path, **changes)
