@@ -274,28 +274,25 @@ def test_ctrl_c_ends_it_and_frees_the_port(server):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
 
 
-def test_one_question_on_the_command_line(finished, capsys):
+def test_one_question_on_the_command_line(finished, realm):
     question = "When was Town5 founded?"
     answer = realm_jax.load(finished).answer(question)
-    assert main(tiny_run.arguments("ask", finished, QUESTION=question)) == 0
-    said = capsys.readouterr().out
+    said = realm(*tiny_run.arguments("ask", finished, QUESTION=question))
     assert said.splitlines()[0] == answer.text
     for document in answer.documents:
         assert document.title in said
 
 
-def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, capsys):
+def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, realm):
     sentence = "Town5 was founded in [MASK=1050] by Karel Dorm."
-    assert main(["ask", str(finished), sentence, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(realm("ask", finished, sentence, "--json"))
     assert told["answer"] == "1050"
     documents = told["documents"]
     assert sum(d["document_probability"] for d in documents) == pytest.approx(1)
     products = [d["document_probability"] * d["answer_probability"] for d in documents]
     assert told["marginal"] == pytest.approx(sum(products))
     assert [d["passage"] for d in documents if d["block"] < 0] == [""]
-    assert main(["ask", str(finished), sentence]) == 0
-    assert "No document" in capsys.readouterr().out
+    assert "No document" in realm("ask", finished, sentence)
 
 
 @pytest.mark.full

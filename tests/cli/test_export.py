@@ -97,10 +97,10 @@ def test_embeddings_are_the_same_in_every_format(finished, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("form", ["parquet", "faiss"])
-def test_formats_are_written_alone(finished, tmp_path, form):
+def test_formats_are_written_alone(finished, tmp_path, form, realm):
     out = tmp_path / "out"
-    words = ["export", finished / "pretrain", f"--output={out}"]
-    assert main([*map(str, words), f"--embeddings_format={form}"]) == 0
+    words = [f"--output={out}", f"--embeddings_format={form}"]
+    realm("export", finished / "pretrain", *words)
     assert [path.name for path in out.glob("embeddings.*")] == [f"embeddings.{form}"]
     assert (out / "ids.jsonl").exists() == (form == "faiss")
 
