@@ -59,6 +59,14 @@ def bucket(tmp_path_factory):
         yield url
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a finished chain; read only."""
+    from tests import tiny_run
+
+    return tiny_run.finished(tmp_path_factory)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Clears the compiled programs up, before any worker starts."""
     if not hasattr(config, "workerinput"):

@@ -29,6 +29,7 @@ FORBIDDEN = frozenset(
         "multiprocessing.get_context",
         # Helpers of the tests that start processes.
         "groups.started",
+        "tiny_builder.start_builder",
         "tiny_run.launch",
         "tiny_run.start",
     }

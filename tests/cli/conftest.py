@@ -1,18 +1,33 @@
-"""A finished chain that commands can be run on, and commands that must refuse."""
+"""Published models, a chain to begin with, and commands that must refuse."""
 
 import pytest
 
 from realm_jax.cli.main import main
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import restore_params
 from tests import tiny_run
 from tests.seqio_fixtures import registry
+from tests.weights.published_models import unpacked
 
 __all__ = ["registry"]
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """The folder of a finished chain; read only."""
-    return tiny_run.finished(tmp_path_factory)
+def models(tmp_path_factory):
+    """The folder of small models that were published; read only."""
+    return unpacked(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture
+def import_weights():
+    """Imports published models; returns the parameters that a stage starts from."""
+
+    def run(*words):
+        assert main(["import-weights", *map(str, words)]) == 0
+        dest = [word for word in words if not str(word).startswith("--")][-1]
+        return restore_params(open_store(dest)).tree
+
+    return run
 
 
 @pytest.fixture
@@ -20,6 +35,18 @@ def inputs(tmp_path):
     """A folder with the text and the questions of a chain."""
     tiny_run.make_inputs(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def realm(capsys):
+    """Runs a command that must end well; returns what it printed."""
+
+    def run(*words):
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """The activation of published BERT weights goes with them, from stage to stage."""
 
-import json
-
 import pytest
 
 from realm_jax.cli import activation, configuration
+from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.manifests import seal
 from realm_jax.storage import open_store
@@ -14,28 +13,14 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import WarmStartConfig
 from tests import tiny_run
 from tests.records import details_of
+from tests.tiny_encoder import write_bert
 
 
 @pytest.fixture
 def published(tmp_path):
-    """The description of a BERT with GELU, and a file in the place of its weights."""
-    folder = tmp_path / "published"
-    folder.mkdir()
-    (folder / "model.safetensors").touch()
-    described = {
-        "architectures": ["BertForMaskedLM"],
-        "vocab_size": 40,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 64,
-        "type_vocab_size": 2,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-    }
-    (folder / "config.json").write_text(json.dumps(described))
-    return folder
+    """A BERT with GELU."""
+    write_bert(tmp_path / "published", SPECIAL_PIECES)
+    return tmp_path / "published"
 
 
 def towers_of(command, config_class, root, *bindings):

@@ -9,53 +9,33 @@ import signal
 import string
 import threading
 import types
-from typing import cast
 
 import pytest
 
-from realm_jax.cli import adapt, configuration
+from realm_jax.cli import adapt
 from realm_jax.cli.main import main
-from realm_jax.data.documents import Document
 from realm_jax.data.judgements import JudgedQuery
-from realm_jax.data.salient_spans import RuleTagger
-from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import adapt_report, adaptation
-from realm_jax.models.bert import BertConfig
-from realm_jax.prepare.adapt_chain import AdaptChain, Survey, require_enough
+from realm_jax.prepare.adapt_chain import Survey, require_enough
 from realm_jax.prepare.first_chain import TextSize
-from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
-from tests.corpus_builder import build_corpus
-from tests.tiny_encoder import write_bert
+from tests.cli.chains import configs_of, write_articles, write_encoder
 from tests.waiting import wait_until
-from tpu_launch import local
-from tpu_launch.chain import ChainCommands
 
 QUERIES = [
     {"_id": f"q{i}", "text": f"Which river is near Town{i}?"} for i in range(0, 60, 7)
 ]
 
 
-def make_encoder(folder):
-    """Writes a BERT of random weights, whose pieces are letters, pairs and digits."""
-    letters = string.ascii_lowercase
-    known = [
-        *letters,
-        *string.digits,
-        *map("".join, itertools.product(letters, letters)),
-    ]
-    pieces = [*SPECIAL_PIECES, *string.punctuation, *known]
-    pieces += [f"##{piece}" for piece in known]
-    write_bert(folder, pieces)
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("weights") / "encoder"
-    make_encoder(folder)
+    """A BERT whose pieces are letters, pairs of them and digits."""
+    folder, letters = tmp_path_factory.mktemp("weights"), string.ascii_lowercase
+    pairs = [*map("".join, itertools.product(letters, letters))]
+    write_encoder(folder, [*letters, *string.digits, *pairs])
     return folder
 
 
@@ -76,11 +56,6 @@ def write_judgements(folder):
     (folder / "qrels.tsv").write_text(header + "".join(rows))
 
 
-def write_articles(texts):
-    lines = [json.dumps({"title": f"t{i}", "text": t}) for i, t in enumerate(texts)]
-    pathlib.Path("articles.jsonl").write_text("\n".join(lines))
-
-
 def planned(encoder, *words, text="articles.jsonl"):
     """The arguments of a run that is planned and not made."""
     return ["adapt", str(text), "--output=runs/my", f"--weights={encoder}", *words]
@@ -99,20 +74,6 @@ def planning(monkeypatch):
     return seen
 
 
-def configs(chain):
-    """Returns the configuration of each stage of a chain file."""
-    parser = configuration.make_parser("chain", "")
-    configuration.parse_chain(parser, [f"--gin_file={chain}"])
-    commands = ChainCommands(configuration.configured(local.Chain), [str(chain)])
-    found = {}
-    for stage in commands.stages:
-        words = commands.main(stage)[1:]
-        configuration.parse(parser, words, stage.command)
-        config = STAGES[stage.command].load_config()
-        found[stage.command] = configuration.configured(config)
-    return found
-
-
 def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     assert main(planned(encoder, "--updates=60")) == 7
     said = capsys.readouterr().out
@@ -120,7 +81,7 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     assert "1 layers of 16" in said
     assert "encoder: 16 wide, mean pooling, not normalised (no modules.json" in said
     assert "questions" not in said
-    found = configs(*planning)
+    found = configs_of(*planning)
     assert list(found) == ["prepare", "warm-start", "pretrain"]
     assert found["warm-start"].pairs_task == ""
     assert found["warm-start"].warm_start == str(encoder)
@@ -128,9 +89,9 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     assert (pretrain.train_steps, pretrain.refresh_period) == (60, 40)
     assert pretrain.refresh_mode == "async"
     retriever = pretrain.models.retriever_config(9)
-    expected = BertConfig(9, 16, 1, 2, 32, 128, activation="gelu")
-    for name in ("hidden_size", "num_layers", "num_heads", "mlp_size", "activation"):
-        assert getattr(retriever.bert, name) == getattr(expected, name)
+    names = ("hidden_size", "num_layers", "num_heads", "mlp_size", "activation")
+    of_bert = [getattr(retriever.bert, name) for name in names]
+    assert of_bert == [16, 1, 2, 32, "gelu"]
     assert (retriever.projection_size, retriever.pooling) == (16, "mean")
     # The same command goes on; one with other settings would train on something else.
     assert main(planned(encoder, "--updates=60")) == 7
@@ -165,7 +126,7 @@ def test_a_folder_of_markdown(text, encoder, planning):
         (docs / f"{article['id']}.md").write_text(page)
     (docs / "logo.png").write_bytes(bytes(range(256)))
     assert main(planned(encoder, text="docs")) == 7
-    assert configs(*planning)["prepare"].source == "docs"
+    assert configs_of(*planning)["prepare"].source == "docs"
 
 
 class TestRefused:
@@ -176,15 +137,9 @@ class TestRefused:
         assert not pathlib.Path("runs").exists()
 
     @pytest.fixture
-    def refused(self, capsys):
-        def refused(arguments):
-            assert main(arguments) == 2
-            [line] = capsys.readouterr().err.splitlines()
-            assert line.startswith("error: ")
-            assert "; " in line
-            return line
-
-        return refused
+    def refused(self, refuse):
+        # Each says what to do.
+        return lambda arguments, *words: refuse(arguments, "; ", *words)
 
     @pytest.mark.parametrize(
         ("texts", "words"),
@@ -197,65 +152,56 @@ class TestRefused:
                 [f"東京{i}は日本の首都である。" * 90 for i in range(90)],
                 ["are [UNK]", "of its language", "`realm init`"],
             ),
+            # Without blocks to look for.
+            (
+                [f"Town{i} burnt down in {1200 + i}." for i in range(200)],
+                ["by --queries and --qrels"],
+            ),
         ],
     )
     def test_text_that_teaches_nothing(self, texts, words, text, encoder, refused):
         write_articles(texts)
-        line = refused(planned(encoder))
-        for word in words:
-            assert word in line
-
-    def test_text_without_blocks_to_look_for(self, text, encoder, refused):
-        write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(200)])
-        assert "by --queries and --qrels" in refused(planned(encoder))
+        refused(planned(encoder), *words)
 
     def test_files_that_are_no_text(self, text, encoder, refused):
         docs = text / "docs"
         docs.mkdir()
         (docs / "logo.png").write_bytes(b"\x89PNG")
-        assert "*.md" in refused(planned(encoder, text="docs"))
+        refused(planned(encoder, text="docs"), "*.md")
         (docs / "logo.txt").write_bytes(b"\x89PNG")
-        assert "logo.txt: expected the text in UTF-8" in refused(
-            planned(encoder, text="docs")
-        )
-        assert "a folder of text" in refused(planned(encoder, text="docs/logo.png"))
+        refused(planned(encoder, text="docs"), "logo.txt: expected the text in UTF-8")
+        refused(planned(encoder, text="docs/logo.png"), "a folder of text")
         pathlib.Path("articles.jsonl").write_text('{"title": "Graz"}\n')
-        assert "articles.jsonl, line 1" in refused(planned(encoder))
+        refused(planned(encoder), "articles.jsonl, line 1")
 
     def test_an_encoder_of_another_kind(self, text, encoder, tmp_path, refused):
-        other = tmp_path / "other"
-        make_encoder(other)
+        other = shutil.copytree(encoder, tmp_path / "other")
         config = json.loads((other / "config.json").read_text())
-        (other / "config.json").write_text(json.dumps(config | {"model_type": "mpnet"}))
-        assert "got 'mpnet'" in refused(planned(other))
-        (other / "config.json").write_text(json.dumps(config | {"hidden_size": 12}))
-        assert "encoder" in refused(planned(other))
-        (other / "config.json").write_text(json.dumps(config))
-        (other / "1_Pooling").mkdir()
-        pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-        (other / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-        assert "modules.json beside 1_Pooling" in refused(planned(other))
-        assert "vocab.txt" in refused(planned(tmp_path))
+        for change, said in (
+            ({"model_type": "mpnet"}, "got 'mpnet'"),
+            ({"hidden_size": 12}, "encoder"),
+        ):
+            (other / "config.json").write_text(json.dumps(config | change))
+            refused(planned(other), said)
 
     def test_no_update(self, encoder, refused):
         for updates in ("0", "-1"):
-            line = refused(planned(encoder, f"--updates={updates}"))
-            assert f"at least 1 as --updates, got {updates}" in line
+            arguments = planned(encoder, f"--updates={updates}")
+            refused(arguments, f"at least 1 as --updates, got {updates}")
 
     def test_no_encoder(self, text, monkeypatch, refused):
         monkeypatch.setattr(
             "realm_jax.prepare.encoder_start.find_weights", lambda f: ""
         )
-        line = refused(["adapt", "articles.jsonl", "--output=runs/my"])
-        assert "`make data`" in line
+        refused(["adapt", "articles.jsonl", "--output=runs/my"], "`make data`")
 
     def test_judgements_of_something_else(self, text, encoder, refused):
         given = ["--queries=queries.jsonl", "--qrels=qrels.tsv"]
-        assert "--queries beside" in refused(planned(encoder, given[1]))
-        assert "--qrels=FILE" in refused(planned(encoder, given[0]))
+        refused(planned(encoder, given[1]), "--queries beside")
+        refused(planned(encoder, given[0]), "--qrels=FILE")
         with open("qrels.tsv", "a") as file:
             file.write("q0\ttown-999\t1\n")
-        assert "'town-999'" in refused(planned(encoder, *given))
+        refused(planned(encoder, *given), "'town-999'")
 
 
 JUDGED = [
@@ -292,9 +238,8 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     card = (pathlib.Path(export) / "README.md").read_text()
     assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
     assert "| queries | gained by REALM, in points | nDCG@10 " in card
-    lines = adapt_report.summary(report, chain.root, export)
-    assert [line.partition(":")[0] for line in lines] == ["gained", "cost", "export"]
-    assert "warm start 60 updates" in lines[1]
+    cost = adapt_report.summary(report, chain.root, export)[1]
+    assert "warm start 60 updates" in cost
     # Other queries are measured.
     with pytest.raises(TypeError):
         adapt._measured(chain, JUDGED[:3], stop)
@@ -312,15 +257,14 @@ def test_all_are_computed_as_the_index_of_the_builder(chain, monkeypatch):
 
 
 @pytest.mark.full
-def test_one_command_stopped_once(tmp_path):
+def test_one_command_stopped_once(encoder, tmp_path):
     """By Ctrl-C, in the middle of its training; then it goes on to its end."""
-    make_encoder(tmp_path / "encoder")
     tiny_run.make_inputs(tmp_path, num_articles=150)
     write_judgements(tmp_path)
     root = tmp_path / "run"
     words = [
         *("realm_jax.cli.main", "adapt", str(tmp_path / "articles.jsonl")),
-        *(f"--output={root}", f"--weights={tmp_path / 'encoder'}", "--updates=8"),
+        *(f"--output={root}", f"--weights={encoder}", "--updates=8"),
         *(f"--queries={tmp_path / 'queries.jsonl'}", f"--qrels={tmp_path}/qrels.tsv"),
     ]
     process = tiny_run.start(words)
@@ -352,18 +296,10 @@ def test_one_command_stopped_once(tmp_path):
     assert json.loads(said.splitlines()[-1])["documents"]
 
 
-def test_a_damaged_corpus_is_not_measured(tmp_path):
-    corpus = build_corpus(
-        [Document("town", "A town on the river.", "1")],
-        tmp_path / "corpus",
-        vocabulary=WordPiece([*SPECIAL_PIECES, "a", "town", "on", "the", "river", "."]),
-        tagger=RuleTagger(),
-        chunk_length=32,
-    )
-    path = corpus.directory / "hashes.npy"
+def test_a_damaged_corpus_is_not_measured(chain):
+    path = pathlib.Path(chain.root, "corpus", "hashes.npy")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    chain = cast(AdaptChain, types.SimpleNamespace(root=str(tmp_path)))
     with pytest.raises(BadInputError, match=r"hashes\.npy is damaged"):
         adapt._measured(chain, [], threading.Event())

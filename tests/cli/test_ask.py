@@ -29,7 +29,7 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from tests import tiny_run
 from tests.standard_input import standard_input
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 OFTEN = "--gin.ask.AskConfig.poll_seconds=0.1"
 
@@ -64,15 +64,17 @@ class Server:
 
     def wait_for(self, what):
         """Waits until `what` holds of the status."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        seen = []
+
+        def holds():
             if self.process.poll() is not None:
                 raise AssertionError(self.process.communicate()[0])
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                if what(status := self.status()):
-                    return status
-            time.sleep(0.05)
-        raise AssertionError(f"waited in vain; {self.status()}")
+                seen.append(self.status())
+                return what(seen[-1])
+
+        wait_until(holds)
+        return seen[-1]
 
 
 @pytest.fixture(scope="module")
@@ -89,24 +91,16 @@ def server(finished, tmp_path_factory):
         server.process.communicate()
 
 
-def predictions(root):
-    lines = (root / "evaluate" / "predictions.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 answered = functools.cache(tiny_run.answered)
-
-
-@functools.cache
-def respondent(root):
-    return AnswerService(tiny_run.ask_config(root), threading.Event())
 
 
 @pytest.mark.full
 def test_answers_are_those_that_were_evaluated(server):
-    evaluated = predictions(server.root)
+    lines = (server.root / "evaluate" / "predictions.jsonl").read_text().splitlines()
+    evaluated = [json.loads(line) for line in lines]
     assert len(evaluated) == 20
-    answerer = respondent(server.root).version.answerer
+    service = AnswerService(tiny_run.ask_config(server.root), threading.Event())
+    answerer = service.version.answerer
     questions = [expected["question"] for expected in evaluated]
     batch = dataclasses.replace(answerer, batch_size=8).answer(questions)
     for expected, in_batch in zip(evaluated, batch, strict=True):
@@ -129,12 +123,6 @@ def test_answers_are_those_that_were_evaluated(server):
         if same_answer and expected["block"] in documents:
             place = [expected["start"], expected["end"]]
             assert place in documents[expected["block"]]["answer_at"]
-        chances = [
-            (d["document_probability"], d["answer_probability"])
-            for d in documents.values()
-        ]
-        assert reply["marginal"] == pytest.approx(sum(p * q for p, q in chances))
-        assert sum(p for p, _ in chances) == pytest.approx(1.0)
 
 
 def all_scores(answerer, question):
@@ -244,12 +232,13 @@ def test_a_later_corpus_is_served_without_a_restart(server):
     write_changes(root, server.ask(question)["documents"][0]["source_id"])
     arguments = tiny_run.arguments("update-corpus", root)
     update = tiny_run.start(["realm_jax.cli.main", *arguments])
-    replies = [server.ask(question)]
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and (
-        replies[-1]["version"]["fingerprint"] == old.fingerprint
-    ):
+    replies = []
+
+    def is_newer():
         replies.append(server.ask(question))
+        return replies[-1]["version"]["fingerprint"] != old.fingerprint
+
+    wait_until(is_newer)
     replies += [server.ask(question) for _ in range(3)]
     said, _ = update.communicate()
     assert update.returncode == 0, said
@@ -285,28 +274,25 @@ def test_ctrl_c_ends_it_and_frees_the_port(server):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
 
 
-def test_one_question_on_the_command_line(finished, capsys):
+def test_one_question_on_the_command_line(finished, realm):
     question = "When was Town5 founded?"
     answer = realm_jax.load(finished).answer(question)
-    assert main(tiny_run.arguments("ask", finished, QUESTION=question)) == 0
-    said = capsys.readouterr().out
+    said = realm(*tiny_run.arguments("ask", finished, QUESTION=question))
     assert said.splitlines()[0] == answer.text
     for document in answer.documents:
         assert document.title in said
 
 
-def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, capsys):
+def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, realm):
     sentence = "Town5 was founded in [MASK=1050] by Karel Dorm."
-    assert main(["ask", str(finished), sentence, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(realm("ask", finished, sentence, "--json"))
     assert told["answer"] == "1050"
     documents = told["documents"]
     assert sum(d["document_probability"] for d in documents) == pytest.approx(1)
     products = [d["document_probability"] * d["answer_probability"] for d in documents]
     assert told["marginal"] == pytest.approx(sum(products))
     assert [d["passage"] for d in documents if d["block"] < 0] == [""]
-    assert main(["ask", str(finished), sentence]) == 0
-    assert "No document" in capsys.readouterr().out
+    assert "No document" in realm("ask", finished, sentence)
 
 
 @pytest.mark.full

@@ -1,7 +1,5 @@
 import json
 
-from realm_jax.cli.main import main
-
 
 def write_predictions(path, right):
     lines = [
@@ -18,12 +16,11 @@ def write_predictions(path, right):
     return str(path)
 
 
-def test_two_files_of_predictions_are_compared_in_one_command(tmp_path, capsys):
+def test_two_files_of_predictions_are_compared_in_one_command(tmp_path, realm):
     first = write_predictions(tmp_path / "a.jsonl", 3)
     second = write_predictions(tmp_path / "b.jsonl", 6)
     output = str(tmp_path / "out")
-    assert main(["compare", first, second, f"--output={output}"]) == 0
-    said, place = capsys.readouterr().out.splitlines()
+    said, place = realm("compare", first, second, f"--output={output}").splitlines()
     assert said.startswith(
         "After fine-tuning, exact match: 30.0% and 60.0%, +30.0 points (95% interval "
     )

@@ -2,33 +2,13 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from realm_jax.cli.main import main
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.weights.tensors import read_tensors
-from tests.weights.published_models import unpacked
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("published"))
-
-
-def run(command, *words):
-    assert main([command, *map(str, words)]) == 0
-
-
-def params(model_dir):
-    return restore_params(open_store(model_dir)).tree
-
-
-def assert_equal(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+from tests.tiny_world import assert_same_bits
 
 
 def assert_kept(exported, original):
@@ -45,65 +25,75 @@ def assert_kept(exported, original):
     # It is 1 where `transformers` is not told, and [PAD] is 0 in all vocabularies.
     for name in (config.keys() & wanted.keys()) - {"pad_token_id"}:
         assert config[name] == wanted[name], name
-    return set(found), set(expected)
+    assert all("predictions" in name for name in expected.keys() - found.keys())
 
 
-def test_pre_training_comes_back(models, tmp_path):
-    run("import-weights", models / "embedder", models / "encoder", tmp_path / "one")
-    out = tmp_path / "out"
-    run("export", tmp_path / "one", f"--output={out}", "--format=realm")
-    for name in ("embedder", "encoder"):
-        found, expected = assert_kept(out / name, models / name)
-        assert all("predictions" in tensor for tensor in expected - found)
+@pytest.fixture
+def export(tmp_path):
+    """Exports a run in a format; returns the folder."""
+
+    def run(model_dir, form, *words, output="out"):
+        given = [f"--output={tmp_path / output}", f"--format={form}", *words]
+        assert main(["export", str(model_dir), *given]) == 0
+        return tmp_path / output
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        (("embedder", "encoder"), ("Embedder", "KnowledgeAug")),
+        # Two towers.
+        (("scorer",), ("Scorer",)),
+    ],
+)
+def test_pre_training_comes_back(
+    names, kinds, models, tmp_path, import_weights, export
+):
+    first = import_weights(*(models / name for name in names), tmp_path / "one")
+    out = export(tmp_path / "one", "realm")
+    for name, kind in zip(names, kinds, strict=True):
+        assert_kept(out / name, models / name)
         card = (out / name / "README.md").read_text()
         assert "`realm pretrain`" in card
-        assert f"{'Embedder' if name == 'embedder' else 'KnowledgeAug'}" in card
-    run("import-weights", out / "embedder", out / "encoder", tmp_path / "two")
-    assert_equal(params(tmp_path / "two"), params(tmp_path / "one"))
+        assert kind in card
+    second = import_weights(*(out / name for name in names), tmp_path / "two")
+    assert_same_bits(second, first)
 
 
-def test_two_towers_come_back(models, tmp_path):
-    run("import-weights", models / "scorer", tmp_path / "one")
-    out = tmp_path / "out"
-    run("export", tmp_path / "one", f"--output={out}", "--format=realm")
-    assert_kept(out / "scorer", models / "scorer")
-    run("import-weights", out / "scorer", tmp_path / "two")
-    assert_equal(params(tmp_path / "two"), params(tmp_path / "one"))
+def test_a_fine_tuned_model_comes_back_with_its_blocks(
+    models, tmp_path, refuse, import_weights, export
+):
+    def imported(source, dest):
+        sources = (source / "openqa", source / "embedder")
+        corpus = f"--corpus={dest.parent / 'corpus'}"
+        return import_weights(corpus, *sources, dest)
 
-
-def test_a_fine_tuned_model_comes_back_with_its_blocks(models, tmp_path, refuse):
-    first, out, second = (
-        tmp_path / "a" / "one",
-        tmp_path / "out",
-        tmp_path / "b" / "two",
-    )
-    for source, dest in ((models, first), (out, second)):
-        sources = [source / "openqa", source / "embedder"]
-        run("import-weights", *sources, dest, f"--corpus={dest.parent / 'corpus'}")
-        if source is models:
-            options = [f"--output={out}", "--format=realm", "--embeddings"]
-            run("export", first, *options)
+    model_dir = tmp_path / "a" / "one"
+    first = imported(models, model_dir)
+    out = export(model_dir, "realm", "--embeddings")
     assert_kept(out / "openqa", models / "openqa")
-    assert_equal(params(second), params(first))
+    assert_same_bits(imported(out, tmp_path / "b" / "two"), first)
     records, expected = (
         np.load(folder / "openqa" / "block_records.npy", allow_pickle=True)
         for folder in (out, models)
     )
     assert records.tolist() == expected.tolist()
-    refuse(["export", first, f"--output={out}", "--format=realm"], "absent or empty")
+    refuse(["export", model_dir, f"--output={out}"], "absent or empty")
 
 
-def test_bert_comes_back(models, tmp_path, refuse):
-    run("import-weights", models / "embedder", models / "encoder", tmp_path / "one")
-    out = tmp_path / "out"
-    run("export", tmp_path / "one", f"--output={out}", "--format=bert")
+def test_bert_comes_back(models, tmp_path, refuse, import_weights, export):
+    sources = (models / "embedder", models / "encoder")
+    first = import_weights(*sources, tmp_path / "one")
+    out = export(tmp_path / "one", "bert")
     card = (out / "README.md").read_text()
     assert "BertForMaskedLM.from_pretrained" in card
-    run("import-weights", out, tmp_path / "two")
-    assert_equal(params(tmp_path / "two")["reader"], params(tmp_path / "one")["reader"])
-    run("export", tmp_path / "two", f"--output={tmp_path / 'again'}", "--format=bert")
+    second = import_weights(out, tmp_path / "two")
+    assert_same_bits(second["reader"], first["reader"])
+    again = export(tmp_path / "two", "bert", output="again")
     for name in ("model.safetensors", "config.json", "vocab.txt"):
-        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+        assert (out / name).read_bytes() == (again / name).read_bytes()
     # Its towers are no REALM's.
     words = ["export", tmp_path / "two", f"--output={tmp_path / 'no'}"]
     refuse([*words, "--format=realm"], "sentence-transformers")

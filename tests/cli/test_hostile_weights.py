@@ -9,18 +9,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import safetensors.numpy
-
-from realm_jax.weights.stored import DamagedWeightsError
-from realm_jax.weights.stored import safetensors as stored
-from tests.weights.published_models import unpacked
 
 HUGE = 1 << 40
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("published"))
 
 
 class Evil:
@@ -43,14 +33,12 @@ def one(shape, offsets, dtype="F32"):
     return with_header({"realm.pooler.dense.bias": record}, bytes(64))
 
 
-def truncated(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
+def cut_at(size):
+    def spoil(folder):
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:size])
 
-
-def cut_header(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
+    return spoil
 
 
 def as_safetensors(data):
@@ -87,8 +75,8 @@ def as_flax(folder):
 
 
 HOSTILE = {
-    "truncated": truncated,
-    "truncated within its header": cut_header,
+    "truncated": cut_at(-1),
+    "truncated within its header": cut_at(100),
     "of another kind": as_safetensors(b"PK\3\4" + bytes(60)),
     "empty": as_safetensors(b""),
     "with a long header": as_safetensors(struct.pack("<Q", HUGE) + b"{}"),
@@ -136,23 +124,3 @@ def test_blocks_are_not_unpickled(models, tmp_path, refuse):
     refuse(words, "not only texts")
     assert not (tmp_path / "ran").exists()
     assert not corpus.exists()
-
-
-def test_any_flipped_bytes_of_a_header_are_refused_or_harmless(tmp_path):
-    path = tmp_path / "model.safetensors"
-    tensors = {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 3), np.int64)}
-    safetensors.numpy.save_file(tensors, path)
-    found = stored(path)
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(np.asarray(found[name]), tensor)
-    whole = path.read_bytes()
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        data = bytearray(whole)
-        data[rng.integers(len(whole))] = rng.integers(256)
-        path.write_bytes(data)
-        try:
-            for tensor in stored(path).values():
-                assert np.asarray(tensor).nbytes <= len(whole)
-        except DamagedWeightsError:
-            pass

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import realm_jax
-from realm_jax.cli.main import main
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.storage import open_store
 from tests.weights.published_models import unpacked
@@ -36,7 +35,7 @@ def write_records(path, texts):
 
 
 def test_blocks_and_their_embeddings_are_a_corpus_and_an_index(
-    embedder, tmp_path, capsys, refuse
+    embedder, tmp_path, realm, refuse
 ):
     blocks = write_records(tmp_path / "blocks.tfr", TEXTS)
     titles = write_records(tmp_path / "titles.tfr", TITLES)
@@ -46,8 +45,7 @@ def test_blocks_and_their_embeddings_are_a_corpus_and_an_index(
     save(encoded, {"block_emb": rows})
     words = ["import-weights", embedder, dest, f"--corpus={corpus}"]
     words += [f"--blocks={blocks}", f"--titles={titles}", f"--embeddings={encoded}"]
-    assert main([str(word) for word in words]) == 0
-    assert "index: 4 blocks, verified; embedded not as" in capsys.readouterr().out
+    assert "index: 4 blocks, verified; embedded not as" in realm(*words)
     store = realm_jax.open_corpus(corpus)
     assert [store.text(i).title for i in range(4)] == TITLES
     assert [store.text(i).body for i in range(4)] == TEXTS
@@ -63,13 +61,12 @@ def test_blocks_and_their_embeddings_are_a_corpus_and_an_index(
     # Embeddings that the embedder makes of the blocks are known as its own.
     made = SnapshotSeries(open_store(tmp_path / "other"), INDEX_SERIES)
     words[2] = tmp_path / "other"
-    assert main([str(word) for word in words[:4]]) == 0
+    realm(*words[:4])
     realm_jax.load(tmp_path / "other")
     of_embedder = made.read_array(made.latest(), "embeddings")
     save(encoded, {"block_emb": of_embedder})
     words[2] = tmp_path / "again"
-    assert main([str(word) for word in words]) == 0
-    assert "index: 4 blocks, verified; embedded as" in capsys.readouterr().out
+    assert "index: 4 blocks, verified; embedded as" in realm(*words)
     again = SnapshotSeries(open_store(tmp_path / "again"), INDEX_SERIES).latest()
     assert (
         again.metadata["document_crc32c"] == made.latest().metadata["document_crc32c"]

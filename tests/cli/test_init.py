@@ -7,15 +7,12 @@ import string
 
 import pytest
 
-from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.data.questions import read_questions
-from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.first_chain import Questions
-from realm_jax.stages import STAGES
 from tests import tiny_run
-from tests.tiny_encoder import write_bert
+from tests.cli.chains import configs_of, stages_of, write_articles, write_encoder
 
 ARTICLE = '{"title": "Graz", "text": "Graz burnt down."}'
 
@@ -36,6 +33,7 @@ def text(tmp_path, monkeypatch):
     return tmp_path
 
 
+ALPHABET = string.ascii_lowercase + string.digits
 INIT = ["init", "runs/my", "--source=articles.jsonl"]
 
 
@@ -43,40 +41,17 @@ def init(*more):
     return main([*INIT, *more])
 
 
-def make_vocabulary(folder, characters, words=()):
-    """Writes weights with a vocab.txt of characters and words."""
-    inner = [f"##{c}" for c in characters]
-    pieces = [*SPECIAL_PIECES, *characters, *string.punctuation, *inner, *words]
-    write_bert(folder, pieces)
-
-
 def words_of_the_text():
     text = pathlib.Path("articles.jsonl").read_text().lower()
     return sorted(set(re.findall(r"[a-z]{2,}", text)))
 
 
-def commands(folder):
-    """Yields the command line of each stage and the configuration that it gives."""
-    from tpu_launch import local
-    from tpu_launch.chain import ChainCommands
-
-    parser = configuration.make_parser("chain", "")
-    configuration.parse_chain(parser, [f"--gin_file={folder}/chain.gin"])
-    chain = configuration.configured(local.Chain)
-    chain = ChainCommands(chain, [f"{folder}/chain.gin"])
-    for stage in chain.stages:
-        arguments = chain.main(stage)
-        configuration.parse(parser, arguments[1:], stage.command)
-        yield arguments, configuration.configured(STAGES[stage.command].load_config())
-
-
-def test_all_stages_read_what_it_writes(text, capsys):
-    assert init("--questions=questions.jsonl", "--weights=") == 0
-    said = capsys.readouterr().out
+def test_all_stages_read_what_it_writes(text, realm):
+    said = realm(*INIT, "--questions=questions.jsonl", "--weights=")
     assert "20 documents" in said
     assert "14 train, 2 dev, 4 test" in said
     assert "--gin_file=runs/my/chain.gin" in said
-    configs = {arguments[0]: config for arguments, config in commands("runs/my")}
+    configs = configs_of("runs/my/chain.gin")
     assert list(configs) == list(tiny_run.CHAIN)
     assert configs["prepare"].source == "articles.jsonl"
     assert configs["prepare"].questions == "runs/my/questions.jsonl"
@@ -90,45 +65,36 @@ def test_paths_and_names_may_have_any_character(text):
     source = text / """it's "my" text.jsonl"""
     (text / "articles.jsonl").rename(source)
     assert main(["init", "My Text-2", f"--source={source}", "--weights="]) == 0
-    (_, config), *_ = commands("My Text-2")
+    config = configs_of("My Text-2/chain.gin")["prepare"]
     assert config.source == str(source)
     assert config.name == "my_text_2"
 
 
-def test_questions_about_unknown_articles_are_counted_and_named(text, capsys):
+def test_questions_about_unknown_articles_are_counted_and_named(text, realm):
     known = json.loads((text / "articles.jsonl").read_text().split("\n")[0])["title"]
     path = text / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line, title in zip(lines, [f" {known}_", *["No Such Page"] * 2], strict=False):
         line["title"] = title
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert init("--questions=questions.jsonl", "--weights=") == 0
-    said = capsys.readouterr().out
+    said = realm(*INIT, "--questions=questions.jsonl", "--weights=")
     assert "warning: 2 of 3 questions with a title name an article" in said
     assert "'No Such Page';" in said
 
 
-def test_without_questions_it_ends_before_fine_tuning(text, capsys):
-    assert init("--weights=") == 0
-    assert "  realm search runs/my " in capsys.readouterr().out
-    stages = [arguments[0] for arguments, _ in commands("runs/my")]
-    assert stages == ["prepare", "warm-start", "pretrain"]
+def test_without_questions_it_ends_before_fine_tuning(text, realm):
+    assert "  realm search runs/my " in realm(*INIT, "--weights=")
+    stages = configs_of("runs/my/chain.gin")
+    assert list(stages) == ["prepare", "warm-start", "pretrain"]
 
 
 def test_published_weights_are_started_from(text):
     weights = text / "weights"
-    make_vocabulary(
-        weights, string.ascii_lowercase + string.digits, words_of_the_text()
-    )
+    write_encoder(weights, ALPHABET, words_of_the_text())
     assert init("--questions=questions.jsonl", f"--weights={weights}") == 0
-    configs = {arguments[0]: config for arguments, config in commands("runs/my")}
+    configs = configs_of("runs/my/chain.gin")
     assert configs["warm-start"].warm_start == str(weights)
     assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
-
-
-def write_articles(texts):
-    lines = [json.dumps({"title": f"t{i}", "text": t}) for i, t in enumerate(texts)]
-    pathlib.Path("articles.jsonl").write_text("\n".join(lines))
 
 
 LOWER_CASE = [
@@ -152,15 +118,10 @@ LOWER_CASE = [
                       for k in (1, 9)) for i in range(30)], [], "random_tokens"),
     ],
 )  # fmt: skip
-def test_text_without_names_has_masks_that_are_prepared(
-    texts, more, kind, text, capsys
-):
+def test_text_without_names_has_masks_that_are_prepared(texts, more, kind, text, realm):
     write_articles(texts)
-    assert init("--weights=", *more) == 0
-    assert f"masks: {kind}, about " in capsys.readouterr().out
-    found = {
-        arguments[0]: (arguments, config) for arguments, config in commands("runs/my")
-    }
+    assert f"masks: {kind}, about " in realm(*INIT, "--weights=", *more)
+    found = stages_of("runs/my/chain.gin")
     assert found["pretrain"][1].task == found["warm-start"][1].task == f"my_{kind}"
     assert list(found["prepare"][1].examples) == ["ict", kind]
     assert main([*found["prepare"][0], f'--gin.EXAMPLES=["{kind}"]']) == 0
@@ -174,39 +135,36 @@ def test_text_that_cannot_be_masked_or_read_from_nothing(text, refuse):
     # Single short sentences need a trained encoder.
     write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(40)])
     refuse([*INIT, "--weights="], "--weights=FOLDER")
-    make_vocabulary(
-        text / "weights", string.ascii_lowercase + string.digits, words_of_the_text()
-    )
+    write_encoder(text / "weights", ALPHABET, words_of_the_text())
     assert init("--weights=weights") == 0
 
 
 def test_a_vocabulary_that_lacks_the_script_is_not_used(
-    text, monkeypatch, capsys, refuse
+    text, monkeypatch, realm, refuse
 ):
     weights = text / "weights"
-    make_vocabulary(weights, string.ascii_lowercase)
+    write_encoder(weights, string.ascii_lowercase)
     write_articles([f"東京は{'日本の首都である。' * 12}" for _ in range(20)])
     refuse([*INIT, f"--weights={weights}"], "are [UNK]", "--weights=''")
     # Weights that are only found, not asked for, are passed over.
     monkeypatch.setattr("realm_jax.prepare.encoder_start._MINILM", weights)
-    assert init() == 0
-    assert "trained on the text; in MiniLM's" in capsys.readouterr().out
-    (_, config), *_ = commands("runs/my")
+    assert "trained on the text; in MiniLM's" in realm(*INIT)
+    config = configs_of("runs/my/chain.gin")["prepare"]
     assert (config.vocabulary, config.strip_accents) == ("", False)
 
 
 def test_a_vocabulary_that_has_only_the_alphabet_is_not_used(text, refuse):
-    make_vocabulary(text / "weights", string.ascii_lowercase + string.digits)
+    write_encoder(text / "weights", ALPHABET)
     refuse([*INIT, "--weights=weights"], "spells 100% of them letter by letter")
 
 
-def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys, refuse):
+def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse):
     start, questions = f"--start={finished}", "--questions=questions.jsonl"
     # The chain that it goes on with has the quickstart's size.
     refuse([*INIT, questions, start], "6 layers of 384")
     monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
     assert init(questions, start) == 0
-    configs = {arguments[0]: config for arguments, config in commands("runs/my")}
+    configs = configs_of("runs/my/chain.gin")
     assert list(configs) == ["prepare", "finetune", "evaluate"]
     assert configs["prepare"].vocabulary == f"{finished}/corpus/vocab.txt"
     assert list(configs["prepare"].examples) == ["questions"]
@@ -217,18 +175,17 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys, refus
     assert configs["evaluate"].pretrained == ""
     assert configs["evaluate"].masked_task == ""
     # Without questions it needs only the corpus.
-    capsys.readouterr()
-    assert main(["init", "runs/other", "--source=articles.jsonl", start]) == 0
-    assert [arguments[0] for arguments, _ in commands("runs/other")] == ["prepare"]
-    said = capsys.readouterr().out
+    said = realm("init", "runs/other", "--source=articles.jsonl", start)
+    assert list(configs_of("runs/other/chain.gin")) == ["prepare"]
     assert "--corpus=runs/other/corpus --allow_corpus_mismatch" in said
 
 
-def test_passages_without_a_title_are_counted(text, capsys):
+def test_passages_without_a_title_are_counted(text, realm):
     lines = [json.dumps({"text": f"Graz{i} has {i} mills."}) for i in range(9)]
     pathlib.Path("articles.jsonl").write_text("\n".join([*lines, ARTICLE]))
-    assert init() == 0
-    assert "10 documents (9 without a title), " in capsys.readouterr().out
+    write_encoder(text / "weights", ALPHABET, words_of_the_text())
+    said = realm(*INIT, "--weights=weights")
+    assert "10 documents (9 without a title), " in said
 
 
 class TestSplits:
@@ -276,7 +233,7 @@ class TestSplits:
         before = read_questions("questions.jsonl")
         assert init("--questions=questions.jsonl", "--weights=") == 0
         assert not pathlib.Path("runs/my/questions.jsonl").exists()
-        (_, config), *_ = commands("runs/my")
+        config = configs_of("runs/my/chain.gin")["prepare"]
         assert read_questions(config.questions) == before
 
 

@@ -222,7 +222,7 @@ def test_while_a_builder_is_alive_no_command_is_told(tmp_path, clock, monkeypatc
         assert "waiting for an index" in console.file.getvalue()
 
 
-def test_the_command_that_is_told_starts_a_builder(tmp_path, monkeypatch):
+def test_the_command_that_is_told_starts_a_builder(tmp_path):
     from realm_jax.cli import configuration
     from realm_jax.cli.build_index import BuildIndexConfig
     from realm_jax.index.builder import BuilderConfig

@@ -15,21 +15,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from realm_jax.cli import configuration
-from realm_jax.cli.main import main
 from realm_jax.data.features import query_row
 from realm_jax.data.layout import document_inputs, from_lists
 from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
 from realm_jax.errors import BadInputError
 from realm_jax.models.retriever import Retriever
-from realm_jax.stages import STAGES
 from realm_jax.training.initialization import warm_start_params
 from realm_jax.weights.published_encoder import prompt_pieces, prompt_text
-from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
+from realm_jax.weights.sentence_encoder import scale_of_export
 from tests import tiny_run
-from tests.weights.sentence_encoder_twin import encode, read_json
-from tpu_launch import local
-from tpu_launch.chain import ChainCommands
+from tests.cli.chains import configs_of
 
 ARCHIVE = pathlib.Path(__file__).with_name("published_encoders.tar.xz")
 LENGTH = 64
@@ -70,11 +65,7 @@ def init(folder, *more):
 
 def towers(vocabulary):
     """The towers of the chain's first stage, computed in float32."""
-    parser = configuration.make_parser("chain", "")
-    configuration.parse_chain(parser, ["--gin_file=runs/my/chain.gin"])
-    chain = ChainCommands(configuration.configured(local.Chain), ["runs/my/chain.gin"])
-    configuration.parse(parser, chain.main(chain.stages[1])[1:], "warm-start")
-    stage = configuration.configured(STAGES["warm-start"].load_config())
+    stage = configs_of("runs/my/chain.gin")["warm-start"]
     config = stage.models.retriever_config(vocabulary.size)
     bert = dataclasses.replace(config.bert, products="float32")
     return stage, dataclasses.replace(config, bert=bert)
@@ -91,7 +82,7 @@ def started(folder, config, vocabulary, inputs):
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, capsys):
+def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, realm):
     folder = folders / name
     expected = json.loads((folder / "expected.json").read_text())
     given = expected["given"] or {}
@@ -99,8 +90,7 @@ def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, ca
         f"--{kind}_prompt={prompt}"
         for kind, prompt in zip(("query", "document"), given.values(), strict=False)
     ]
-    assert main(init(folder, *flags)) == 0
-    assert f"encoder: {FOUND[name]} as wide" in capsys.readouterr().out
+    assert f"encoder: {FOUND[name]} as wide" in realm(*init(folder, *flags))
     vocabulary = load_vocabulary(vocabulary_file(folder))
     stage, config = towers(vocabulary)
     assert stage.warm_start == str(folder)
@@ -126,33 +116,14 @@ def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, ca
         for kind, found in zip(kinds, embeddings, strict=True):
             np.testing.assert_allclose(found * scale, expected[kind], atol=1e-5)
 
-    exported = text / "exported"
-    exported.mkdir()
-    save_sentence_encoder(
-        exported, params["tower"], config, vocabulary, max_length=LENGTH
-    )
-    modules = [
-        [module["type"].rpartition(".")[2] for module in read_json(of / "modules.json")]
-        for of in (folder, exported)
-    ]
-    assert modules[0] == modules[1]
-    prompts = read_json(exported / "config_sentence_transformers.json")["prompts"]
-    for kind, inputs in (("query", expected["texts"]), ("document", expected["pairs"])):
-        found = encode(exported, inputs, prompts.get(kind, ""))
-        wanted = expected["queries" if kind == "query" else "documents"]
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
-
-def test_fewer_features_are_a_projection_of_its_embedding(folders, text, capsys):
+def test_fewer_features_are_a_projection_of_its_embedding(folders, text, realm):
     folder = folders / "labse"
-    assert main(init(folder, "--width=4")) == 0
-    assert "projected to 4 (--width=8 keeps them all)" in capsys.readouterr().out
+    said = realm(*init(folder, "--width=4"))
+    assert "projected to 4 (--width=8 keeps them all)" in said
     stage, config = towers(load_vocabulary(vocabulary_file(folder)))
-    assert (config.projected, config.projection_size, config.layer_norm) == (
-        True,
-        4,
-        True,
-    )
+    projection = (config.projected, config.projection_size, config.layer_norm)
+    assert projection == (True, 4, True)
     assert (config.dense_size, config.normalize) == (8, True)
     # As of all projections, whose LayerNorm makes the length what it is.
     assert config.temperature == 16.0
@@ -249,14 +220,13 @@ def test_options_that_do_not_fit(folders, refuse):
 
 
 def test_pooling_of_older_versions_and_prompts_that_are_taken_away(
-    folders, text, capsys
+    folders, text, realm
 ):
     folder = text / "weights"
     shutil.copytree(folders / "dense", folder)
     changed(folder, POOLING, **flags_of_older_versions("cls_token"))
     changed(folder, PROMPTS, prompts={"other": "who: "}, default_prompt_name="other")
-    assert main(init(folder, "--document_prompt=")) == 0
-    said = capsys.readouterr().out
+    said = realm(*init(folder, "--document_prompt="))
     assert "[CLS] pooling" in said
     # The default one is for what has none of its own.
     assert "query prompt 'who: '; kept" in said

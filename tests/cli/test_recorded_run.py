@@ -50,27 +50,23 @@ def piped(text):
     return standard_input(reading)
 
 
-def test_questions_are_echoed_where_there_are_several(moved, expected, capsys):
+def test_questions_are_echoed_where_there_are_several(moved, expected, realm):
     first, *_ = expected
     for folder in (moved, moved / "finetune"):
-        assert main(["ask", str(folder), first]) == 0
-        assert capsys.readouterr().out.splitlines()[0] == expected[first]
-    assert main(["ask", str(moved), *expected]) == 0
-    said = capsys.readouterr().out.splitlines()
+        assert realm("ask", folder, first).splitlines()[0] == expected[first]
+    said = realm("ask", moved, *expected).splitlines()
     for question, answer in expected.items():
         assert said[said.index(f"? {question}") + 1] == answer
     with piped("\n\n".join(expected)):
-        assert main(["ask", str(moved)]) == 0
-    assert capsys.readouterr().out.splitlines() == said
+        assert realm("ask", moved).splitlines() == said
 
 
-def test_in_json_a_reply_is_a_line(moved, expected, capsys):
+def test_in_json_a_reply_is_a_line(moved, expected, realm):
     # Options may stand between RUN and the questions.
-    assert main(["ask", str(moved), "--json", *expected]) == 0
-    replies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(reply["question"], reply["answer"]) for reply in replies] == [
-        *expected.items()
-    ]
+    said = realm("ask", moved, "--json", *expected)
+    replies = [json.loads(line) for line in said.splitlines()]
+    assert {reply["question"]: reply["answer"] for reply in replies} == expected
+    assert [reply["question"] for reply in replies] == list(expected)
     assert {reply["version"]["corpus"] for reply in replies} == {str(moved / "corpus")}
 
 
@@ -116,13 +112,6 @@ def test_the_searcher_is_the_recorded_one_unless_another_is_given(moved, tmp_pat
     assert ask_config(root, Overrides(searcher="device")).searcher == "device"
 
 
-def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
-    model = realm_jax.load(moved)
-    for question, answer in expected.items():
-        assert model.answer(question).text == answer
-    assert model.corpus.directory == moved / "corpus"
-
-
 def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
     finished, tmp_path, refuse
 ):
@@ -137,26 +126,19 @@ def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
     assert not (tmp_path / "out").exists()
 
 
-def searched(arguments, capsys):
-    """The title and score of each block that `realm search` prints, by query."""
-    capsys.readouterr()
-    assert main(["search", *map(str, arguments)]) == 0
-    lines = map(json.loads, capsys.readouterr().out.splitlines())
-    return {
-        line["query"]: [(d["title"], d["score"]) for d in line["documents"]]
-        for line in lines
-    }
-
-
 @pytest.mark.parametrize("stages", [("pretrain",), ("pretrain", "finetune")])
 def test_the_last_stage_of_a_chain_is_searched(
-    stages, moved, tmp_path, capsys, monkeypatch, refuse
+    stages, moved, tmp_path, realm, monkeypatch, refuse
 ):
     """Without questions, too: then the chain ends before fine-tuning."""
     root = tiny_run.copy(moved, tmp_path, "corpus", "warm_start", *stages)
     embedded = tiny_world.count_embedded(monkeypatch)
     queries = ["When was Town7 founded?", "the river near Town8"]
-    found = searched([root, "--k=3", *queries, "--json"], capsys)
+    lines = realm("search", root, "--k=3", *queries, "--json").splitlines()
+    found = {
+        line["query"]: [(d["title"], d["score"]) for d in line["documents"]]
+        for line in map(json.loads, lines)
+    }
     model = realm_jax.load(root / stages[-1])
     assert list(found) == queries
     for query in queries:
@@ -165,27 +147,22 @@ def test_the_last_stage_of_a_chain_is_searched(
     # Both stages have left an index of what they ended with.
     assert embedded == []
     with piped(f"{queries[0]}\n\n{queries[1]}"):
-        assert main(["search", str(root)]) == 0
-    said = capsys.readouterr().out
+        said = realm("search", root)
     first, second = (said.index(f"? {query}\n") for query in queries)
     assert first < said.index(f"{found[queries[0]][0][0]} (town-") < second
     if stages == ("pretrain",):
         refuse(["ask", root, "who?"], "expected a checkpoint of `realm finetune`")
 
 
-def test_answers_come_from_the_later_corpus_that_an_update_made(
-    moved, tmp_path, capsys
-):
+def test_answers_come_from_the_later_corpus_that_an_update_made(moved, tmp_path, realm):
     root = tiny_run.copy(moved, tmp_path, "corpus", "pretrain", "finetune", "evaluate")
     changed = {"id": "town-60", "title": "Town60", "text": "Town60 has 60 mills."}
     (root / "changes.jsonl").write_text(f"{json.dumps(changed)}\n")
     assert main(tiny_run.arguments("update-corpus", root)) == 0
     later = BlockStore.open(root / "corpus2").fingerprint
     for given in ([], [f"--corpus={root / 'corpus2'}"]):
-        capsys.readouterr()
         words = [*given, "--json", "When was Town2 founded?"]
-        assert main(["ask", str(root), *words]) == 0
-        reply = json.loads(capsys.readouterr().out)
+        reply = json.loads(realm("ask", root, *words))
         assert reply["version"]["fingerprint"] == later
         assert reply["answer"]
 
@@ -211,9 +188,6 @@ def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path):
     again, before = tmp_path / "again", moved / "evaluate"
     assert answers(again) == answers(before)
     assert measured(again) == measured(before)
-    rows, has_masked_sentences = measured(again)
-    assert len(rows) == 3
-    assert has_masked_sentences
 
 
 def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
@@ -328,6 +302,7 @@ def test_a_chain_of_the_version_before_is_read_and_goes_on(moved, expected, tmp_
         as_earlier_version(root / stage)
     assert find_model(root).trained == find_model(moved).trained
     model = realm_jax.load(root)
+    assert model.corpus.directory == root / "corpus"
     for question, answer in expected.items():
         assert model.answer(question).text == answer
     config, of_today = (evaluate_config(str(r), Overrides()) for r in (root, moved))

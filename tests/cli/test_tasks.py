@@ -9,7 +9,7 @@ import pytest
 import seqio
 
 from realm_jax.cli.main import main
-from realm_jax.data.blocks import BlockStore
+from realm_jax.prepare import inspect
 
 BOLD = "\x1b[1;33m"
 
@@ -55,41 +55,22 @@ def module_in(folder, name, corpus):
     )
 
 
-def test_lists_tasks_with_splits_and_counts(realm, corpus):
+def test_lists_all_tasks_in_columns(realm):
     code, out, err = realm()
     assert (code, err) == (0, "")
-    rows = [line.split(maxsplit=2) for line in out.splitlines()]
-    assert sorted({row[0] for row in rows}) == [
-        f"towns_{kind}"
-        for kind in (
-            "blocks",
-            "ict",
-            "random_spans",
-            "random_tokens",
-            "salient",
-            "terms",
-        )
-    ]
-    counts = {}
-    for task, split, content in rows:
-        number, unit, *_ = content.split()
-        assert unit in ("blocks", "blocks,")
-        counts.setdefault(task, {})[split] = int(number)
-    num_blocks = BlockStore.open(corpus).num_blocks
-    assert {sum(splits.values()) for splits in counts.values()} == {num_blocks}
-    assert [split for _, split, _ in rows[:2]] == ["train", "validation"]
+    lines = out.splitlines()
+    rows = [tuple(line.split(maxsplit=2)) for line in lines]
+    assert rows == [(row.task, row.split, row.content) for row in inspect.summaries()]
+    kinds = ("blocks", "ict", "random_spans", "random_tokens", "salient", "terms")
+    assert {task for task, _, _ in rows} == {f"towns_{kind}" for kind in kinds}
+    assert len({line.index(row[2]) for line, row in zip(lines, rows, strict=True)}) == 1
 
 
 def test_shows_examples(realm):
     code, out, err = realm("towns_salient", "--show=3")
     assert (code, err) == (0, "")
-    examples = [block.splitlines() for block in out.split("\n\n")]
-    assert len(examples) == 3
-    for lines in examples:
-        assert [line.split()[0] for line in lines] == ["query", "answers", "from"]
-        assert "[MASK]" in lines[0]
-        assert "[MASK]" not in lines[1]
-    assert BOLD not in out
+    examples = inspect.show("towns_salient", "train", 3)
+    assert out == "\n\n".join("\n".join(lines) for lines in examples) + "\n"
     # Fewer than asked for is all there are.
     _, out, _ = realm(
         "towns_blocks", "--show=500", "--split=validation", registered=False

@@ -22,10 +22,7 @@ MESH = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
 
 def place(embeddings, precision=Precision.FLOAT32):
     return device_search.place_embeddings(
-        lambda start, stop: embeddings[start:stop],
-        *embeddings.shape,
-        MESH,
-        precision,
+        lambda start, stop: embeddings[start:stop], *embeddings.shape, MESH, precision
     )
 
 

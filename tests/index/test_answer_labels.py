@@ -37,10 +37,7 @@ def batch_of(corpus, *asked):
         for i, (answers, regex) in enumerate(asked)
     ]
     arrays = question_examples(
-        questions,
-        corpus.vocabulary,
-        query_length=QUERY_LENGTH,
-        max_pattern_length=40,
+        questions, corpus.vocabulary, query_length=QUERY_LENGTH, max_pattern_length=40
     )
     return QuestionBatch(**arrays)
 

@@ -8,8 +8,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -20,7 +18,7 @@ from realm_jax.index import builder
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.index.manifest import DamagedSnapshotError
 from realm_jax.storage import MissingObjectError, open_store
-from tests import tiny_run
+from tests.index import tiny_builder
 from tests.index.tiny_builder import (
     CONFIG,
     IN_BOTH,
@@ -128,25 +126,6 @@ def test_no_lost_answer_loses_an_index(
 
 SEED = int(os.environ.get("SOAK_STOP_SEED", "0"))
 
-# Slow enough to be stopped anywhere: between two shards, and amid one.
-BUILDER = """
-import sys, threading, time
-from realm_jax.data.blocks import BlockStore
-from realm_jax.index.builder import IndexBuilder
-from realm_jax.index.manifest import DamagedSnapshotError
-from realm_jax.storage import MissingObjectError, open_store
-from tests import tiny_run
-from tests.index.tiny_builder import CONFIG
-
-job = IndexBuilder(
-    open_store(sys.argv[1]),
-    BlockStore.open(sys.argv[2]),
-    CONFIG,
-    on_progress=lambda done, total: time.sleep(0.02),
-)
-sys.exit(0 if job.run(threading.Event()) else 1)
-"""
-
 
 def attempts(store, step):
     names = store.list("index/data")
@@ -187,13 +166,10 @@ def check_rounds(store, blocks, retriever_at, log, rounds):
     rng = random.Random(SEED)
     trainer = Heartbeat(store, builder.TRAINER_ROLE)
     trainer.beat(0)
-    program = [sys.executable, "-c", BUILDER, store.url(), str(blocks.directory)]
     taken = []
     with (
         log.open("w") as said,
-        subprocess.Popen(
-            program, cwd=tiny_run.ROOT, env=tiny_run.environment(), stderr=said
-        ) as process,
+        tiny_builder.start_builder(store, blocks, stderr=said) as process,
     ):
         try:
             for step in range(1, rounds + 1):

@@ -18,11 +18,7 @@ from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.lease import Lease
 from tests.dropping_proxy import REFUSALS
-from tests.index.tiny_builder import (
-    CONFIG,
-    assert_one_sound_index,
-    publish,
-)
+from tests.index.tiny_builder import CONFIG, assert_one_sound_index, publish
 from tests.training.test_checkpoints import make_state
 
 # Whoever is refused waits for a second or two, in real time.

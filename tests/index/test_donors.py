@@ -19,10 +19,7 @@ from realm_jax.errors import NotReadyError
 from realm_jax.index import build as attempt
 from realm_jax.index import builder, embedding_cache
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
-from realm_jax.index.retrievers import (
-    TrainedRetriever,
-    publish_retriever,
-)
+from realm_jax.index.retrievers import TrainedRetriever, publish_retriever
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.prepare import update_corpus
 from realm_jax.prepare.update_corpus import UpdateConfig

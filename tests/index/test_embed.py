@@ -5,16 +5,14 @@ import itertools
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import numpy as np
 import pytest
 
 from realm_jax.index import embed
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import RetrieverConfig
 from tests.index.memory_store import MemoryStore
-from tests.index.tiny_builder import random_params
-from tests.refused import refused
+from tests.index.tiny_builder import one_by_one, random_params
 
 CONFIG = RetrieverConfig(
     BertConfig(
@@ -47,19 +45,6 @@ def params():
     return random_params(CONFIG)
 
 
-@jax.jit
-def embed_one(params, ids, segments):
-    return Retriever(CONFIG).apply(
-        {"params": params}, ids, segments, method=Retriever.embed_documents
-    )
-
-
-def slow_embeddings(params, store, block_ids):
-    """Each document by itself, at the full length."""
-    documents = [store.document_ids(np.array([b]), 40) for b in block_ids]
-    return np.concatenate([embed_one(params, *document) for document in documents])
-
-
 def embed_all(params, store, config):
     shards = embed.shard_ranges(store.num_blocks, config.shard_blocks)
     embed_fn = embed.document_embedder(CONFIG)
@@ -74,7 +59,7 @@ def test_shards_hold_the_embeddings_of_each_document_in_order(params):
         np.testing.assert_array_equal(again[start], rows)
     found = np.concatenate(list(first.values()))
     assert found.dtype == np.float32
-    expected = slow_embeddings(params, store, range(23))
+    expected = one_by_one(CONFIG, params, store, range(23), 40)
     np.testing.assert_allclose(found, expected, atol=2e-5)
     whole = dataclasses.replace(EMBED, shard_blocks=100, batch_size=7)
     (other,) = embed_all(params, store, whole).values()
@@ -87,7 +72,7 @@ def test_any_blocks_in_any_order_the_null_document_included(params):
     found = embed.embed_blocks(
         embed.document_embedder(CONFIG), params, store, block_ids, EMBED
     )
-    expected = slow_embeddings(params, store, block_ids)
+    expected = one_by_one(CONFIG, params, store, block_ids, 40)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -118,8 +103,3 @@ def test_shard_ranges_cover_every_block_once(num_blocks, shard_blocks):
     shards = embed.shard_ranges(num_blocks, shard_blocks)
     assert [row for shard in shards for row in shard] == list(range(num_blocks))
     assert max(map(len, shards)) <= shard_blocks
-
-
-def test_nonsense_sizes_are_bad_input():
-    with refused(r"shard_blocks to be .*, got 0"):
-        embed.EmbedConfig(shard_blocks=0)

@@ -298,24 +298,18 @@ def test_stops_at_once_though_it_polls_rarely(series):
     assert not follower._thread.is_alive()
 
 
-class Pauses(threading.Event):
-    """An event whose waits are short, and noted."""
+def test_does_not_spin(series, looks, monkeypatch):
+    follower, seconds = IndexFollower(series, loads(series), poll_seconds=17.0), []
+    wait = follower._stop.wait
 
-    def __init__(self):
-        super().__init__()
-        self.seconds = []
+    def short(timeout=None):
+        seconds.append(timeout)
+        return wait(0.001)
 
-    def wait(self, timeout=None):
-        self.seconds.append(timeout)
-        return super().wait(0.001)
-
-
-def test_does_not_spin(series, looks):
-    follower = IndexFollower(series, loads(series), poll_seconds=17.0)
-    pauses = follower._stop = Pauses()
+    monkeypatch.setattr(follower._stop, "wait", short)
     with follower:
-        wait_until(lambda: len(pauses.seconds) >= 5)
-    assert pauses.seconds == [17.0] * len(looks)
+        wait_until(lambda: len(seconds) >= 5)
+    assert seconds == [17.0] * len(looks)
 
 
 def test_staleness_counts_from_the_encoder(series, monkeypatch):

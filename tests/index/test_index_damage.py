@@ -8,8 +8,6 @@ import itertools
 import logging
 import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -27,6 +25,7 @@ from realm_jax.index.snapshots import (
     SnapshotSeries,
 )
 from realm_jax.index.source import LoadedIndex
+from tests.index import tiny_builder
 from tests.index.tiny_builder import (
     CONFIG,
     IN_BOTH,
@@ -167,18 +166,6 @@ def test_every_file_of_a_retriever_is_refused_by_name(store, blocks, retriever_a
     assert found.params_crc32c() == retriever_at(2).params_crc32c()
 
 
-_BUILDER = """
-import sys, threading
-from realm_jax.data.blocks import BlockStore
-from realm_jax.index.builder import IndexBuilder
-from realm_jax.storage import open_store
-from tests.index.tiny_builder import CONFIG
-
-store, corpus = open_store(sys.argv[1]), BlockStore.open(sys.argv[2])
-IndexBuilder(store, corpus, CONFIG).run(threading.Event())
-"""
-
-
 def refusal(store, step):
     status = read_heartbeat(store, builder.BUILDER_ROLE)
     return status.extra.get("refused", {}).get(str(step), "") if status else ""
@@ -190,9 +177,8 @@ def test_a_builders_job_refuses_every_damaged_retriever(
     store, donor, blocks, retriever_at
 ):
     """A process of its own, to which one damaged retriever after the other comes."""
-    command = [sys.executable, "-c", _BUILDER, store.url(), str(blocks.directory)]
     ways = [flip] * 20 + [truncate] * 5
-    with subprocess.Popen(command) as job:
+    with tiny_builder.start_builder(store, blocks) as job:
         try:
             for number, way in enumerate([*ways, *ways]):
                 step = number + 1

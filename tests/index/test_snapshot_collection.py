@@ -12,11 +12,7 @@ from realm_jax.index.builder import TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.index.manifest import MissingAttemptError
 from realm_jax.index.snapshot_writer import SnapshotWriter
-from realm_jax.index.snapshots import (
-    EMBEDDINGS,
-    AlreadyCommittedError,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import EMBEDDINGS, AlreadyCommittedError, SnapshotSeries
 from realm_jax.storage import MissingObjectError, open_store
 from tests.index.snapshot_files import (
     CORPUS,

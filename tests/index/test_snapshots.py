@@ -3,7 +3,6 @@
 import itertools
 import resource
 import threading
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -218,27 +217,6 @@ def test_a_lost_chunk_of_zeros_is_an_error_too(series):
         series.read_array(manifest, EMBEDDINGS)
 
 
-@given(st.data())
-@no_fixture_check
-def test_a_changed_manifest_is_never_believed(series, data):
-    manifest = series.latest() or write_snapshot(series, 7, note="x")
-    path = Path(series.store.url("index/commits/7.json"))
-    sound = path.read_bytes()
-    changed = bytearray(sound)
-    position = data.draw(st.integers(0, len(sound) - 1))
-    changed[position] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(changed)
-    try:
-        found = series.read_manifest(7)
-    except DamagedSnapshotError as error:
-        found = error
-    finally:
-        path.write_bytes(sound)
-    # Equal after all: another kind of white space, or E for e in a number.
-    is_named = str(path) in str(found) and "\n" not in str(found)
-    assert found == manifest or is_named
-
-
 def test_another_file_is_no_manifest(series):
     write_snapshot(series, 7)
     of_step_7 = series.store.read("index/commits/7.json")
@@ -308,12 +286,6 @@ def test_an_attempt_deleted_under_its_writer_is_missing_not_bad_input(series):
     assert missing
 
 
-def test_nothing_to_resume(series):
-    assert series.resume(7, corpus_fingerprint=CORPUS) is None
-    series.begin(8, corpus_fingerprint=CORPUS)
-    assert series.resume(7, corpus_fingerprint=CORPUS) is None
-
-
 def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
     whole = mortal(open_store(tmp_path / "whole"), 1000)
     write_snapshot(SnapshotSeries(whole, "index"))
@@ -362,7 +334,7 @@ def test_several_hosts_write_one_array(series):
     np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), rows)
 
 
-def test_a_full_disk_leaves_a_resumable_attempt(series, tmp_path):
+def test_a_full_disk_leaves_a_resumable_attempt(series):
     writer = begin(series, 7, (2000, 4), chunk_rows=1000)
     rows = np.ones((1000, 4), np.float32)
     writer.write_rows(EMBEDDINGS, 0, rows)

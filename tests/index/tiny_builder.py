@@ -1,6 +1,9 @@
 """A block store of words, a retriever of one layer, and a builder that polls often."""
 
 import dataclasses
+import functools
+import subprocess
+import sys
 import threading
 
 import jax
@@ -15,6 +18,7 @@ from realm_jax.index.scann_assets import ScannAssets
 from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from tests import tiny_run
 from tests.waiting import PATIENCE
 
 IN_A_BUCKET = pytest.mark.parametrize("store", ["gs"], indirect=True)
@@ -83,19 +87,23 @@ def random_params(config, seed=1):
     )
 
 
-@jax.jit
-def embed_one(params, ids, segment_ids):
-    return Retriever(RETRIEVER).apply(
+@functools.partial(jax.jit, static_argnames="config")
+def embed_one(config, params, ids, segment_ids):
+    return Retriever(config).apply(
         {"params": params}, ids, segment_ids, method=Retriever.embed_documents
     )
 
 
-def slow_embeddings(retriever, blocks):
+def one_by_one(config, params, store, block_ids, length):
     """Each document by itself, at the full length."""
-    documents = [
-        blocks.document_ids(np.array([b]), 24) for b in range(blocks.num_blocks)
-    ]
-    return np.concatenate([embed_one(retriever.params, *each) for each in documents])
+    documents = [store.document_ids(np.array([b]), length) for b in block_ids]
+    return np.concatenate([embed_one(config, params, *each) for each in documents])
+
+
+def slow_embeddings(retriever, blocks):
+    """The embedding of each block of a store."""
+    all_of_them = range(blocks.num_blocks)
+    return one_by_one(retriever.config, retriever.params, blocks, all_of_them, 24)
 
 
 _running = []
@@ -109,6 +117,30 @@ def run_in_thread(store, blocks, config=CONFIG):
     thread.start()
     _running.append((thread, stop))
     return thread, stop
+
+
+# Slow enough to be stopped anywhere: between two shards, and amid one.
+_PROGRAM = """
+import sys, threading, time
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.builder import IndexBuilder
+from realm_jax.storage import open_store
+from tests.index.tiny_builder import CONFIG
+
+store, blocks = open_store(sys.argv[1]), BlockStore.open(sys.argv[2])
+job = IndexBuilder(store, blocks, CONFIG, lambda done, total: time.sleep(0.02))
+sys.exit(0 if job.run(threading.Event()) else 1)
+"""
+
+
+def start_builder(store, blocks, **options):
+    """Starts a builder in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, store.url(), str(blocks.directory)],
+        cwd=tiny_run.ROOT,
+        env=tiny_run.environment(),
+        **options,
+    )
 
 
 def end_builders():

@@ -1,16 +1,10 @@
-"""A finished chain to launch again, and a service that has slices."""
+"""Programs as they come, and a service that has slices."""
 
 import pytest
 
-from tests import compiled, tiny_run
+from tests import compiled
 from tests.tpu_launch.fake_tpu import World
 from tests.tpu_launch.serving import served
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """The folder of a finished chain; read only."""
-    return tiny_run.finished(tmp_path_factory)
 
 
 @pytest.fixture(scope="module", autouse=True)

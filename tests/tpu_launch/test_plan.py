@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from realm_jax.cli import configuration
+from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.errors import StoppedError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
@@ -22,6 +23,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from realm_jax.types import Lengths
 from tests import tiny_run, tiny_world
+from tests.tiny_encoder import write_bert
 from tests.tpu_launch.planning import BFLOAT16, PAPER, TINY, on, stage
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.planner import commands, costs, devices, memory, programs
@@ -306,10 +308,8 @@ def test_a_host_has_the_examples_of_its_tasks():
     setting = on("v4-64", host_disk_gib=3.0)
     examples = commands._examples(setting, 288, stage())
     lines, [problem] = commands._disk(setting, 288, examples)
-    host = {line.name: line.value for line in lines}
-    total = host["the corpus on its disk"] + host["the examples on its disk"]
-    assert host["on its disk, in all"] == total
-    assert host["there is on its disk"] == 3 * GIB
+    corpus, its_examples, total, there_is = (line.value for line in lines)
+    assert (total, there_is) == (corpus + its_examples, 3 * GIB)
     size = f"{total / GIB:,.1f} GiB and has 3.0"
     assert problem.startswith(f"the disk of a host would hold {size} (hardware.Hardw")
     roomy = on("v4-64", host_disk_gib=80.0)
@@ -427,19 +427,23 @@ corpus_size.CorpusSize.num_blocks = 500
 """
 
 
-def chain_of(root, *stages, more=""):
-    """A chain of tiny stages of which nothing has been made yet."""
-    tiny_run.make_inputs(root)
-    file = tiny_run.write_chain(root, stages)
-    file.write_text(file.read_text() + more)
-    return f"--gin_file={file}"
+@pytest.fixture
+def planned_chain(tmp_path, run):
+    """Plans a chain of tiny stages of which nothing has been made yet, by section."""
+    tiny_run.make_inputs(tmp_path)
+
+    def planned_chain(*stages, more="", given=()):
+        file = tiny_run.write_chain(tmp_path, stages)
+        file.write_text(file.read_text() + more)
+        code, out, err = run("plan", "--fast", "--json", f"--gin_file={file}", *given)
+        assert code == 0, err
+        return [plan["sections"] for plan in json.loads(out)["plans"]]
+
+    return planned_chain
 
 
-def test_a_chain_is_planned_for_the_corpus_that_it_will_prepare(tmp_path, run):
-    chain = chain_of(tmp_path, "prepare", "pretrain")
-    code, out, err = run("plan", "--fast", "--json", chain)
-    assert code == 0, err
-    prepared, trained = (plan["sections"] for plan in json.loads(out)["plans"])
+def test_a_chain_is_planned_for_the_corpus_that_it_will_prepare(planned_chain):
+    prepared, trained = planned_chain("prepare", "pretrain")
     # Sixty articles of 40 words, in blocks of 40 wordpieces.
     blocks = prepared["disk"]["blocks"]
     assert 60 <= blocks["value"] <= 180
@@ -449,22 +453,16 @@ def test_a_chain_is_planned_for_the_corpus_that_it_will_prepare(tmp_path, run):
     masked = 4 * (32 + 3 * 6 + 1) * 4
     assert trained["memory of a device"]["batch"]["value"] == masked
     # What is stated is believed.
-    chain = chain_of(tmp_path, "prepare", "pretrain", more=STATED)
-    code, out, err = run("plan", "--fast", "--json", chain)
-    assert code == 0, err
-    [_, trained] = (plan["sections"] for plan in json.loads(out)["plans"])
+    _, trained = planned_chain("prepare", "pretrain", more=STATED)
     assert trained["the index"]["blocks"]["value"] == 500
     # A builder is planned with the model of the stage before it.
-    chain = chain_of(tmp_path, "pretrain", "build-index", more=STATED)
-    code, out, err = run("plan", "--fast", "--json", chain)
-    assert code == 0, err
-    trained, built = (plan["sections"] for plan in json.loads(out)["plans"])
+    trained, built = planned_chain("pretrain", "build-index", more=STATED)
     for figure in ("blocks", "to embed them"):
         assert built["the index"][figure] == trained["the index"][figure]
 
 
 def test_a_stage_is_planned_with_the_activation_of_what_its_start_will_be(
-    tmp_path, monkeypatch, run
+    tmp_path, monkeypatch, planned_chain
 ):
     """Weights with GELU, which no gin file names; no later stage reads them."""
     seen = {}
@@ -476,20 +474,10 @@ def test_a_stage_is_planned_with_the_activation_of_what_its_start_will_be(
     monkeypatch.setattr(
         commands, "PLANS", dict.fromkeys(("warm-start", "pretrain", "finetune"), plan)
     )
-    (tmp_path / "published").mkdir()
-    (tmp_path / "published/model.safetensors").touch()
-    described = {
-        **{"architectures": ["BertForMaskedLM"], "vocab_size": 40, "hidden_size": 16},
-        **{"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
-        **{"max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu"},
-        "layer_norm_eps": 1e-12,
-    }
-    (tmp_path / "published/config.json").write_text(json.dumps(described))
-    chain = chain_of(tmp_path, "warm-start", "pretrain", "finetune")
+    write_bert(tmp_path / "published", SPECIAL_PIECES)
     weights = f'--gin.warm_start/WARM_START="{tmp_path / "published"}"'
     for given, activation in (([weights], "gelu"), ([], "gelu_tanh")):
-        code, _, err = run("plan", "--fast", chain, *given)
-        assert code == 0, err
+        planned_chain("warm-start", "pretrain", "finetune", given=given)
         assert set(seen.values()) == {activation}
         assert len(seen) == 3
 
@@ -555,11 +543,8 @@ REFUSED = {
         *plan_line("hardware/cpu", "runs/build_index"),
         *REQUIRED[:2],
     ],
-    "model to be a whole": [*PAPERS, "--gin.partitioning.MeshConfig.model=0"],
     "model to divide num_heads": [*PAPERS, "--gin.partitioning.MeshConfig.model=32"],
     "multiply to the 32 devices": [*PAPERS, "--gin.partitioning.MeshConfig.fsdp=5"],
-    "of at least 1, got 0": [*PAPERS, "--gin.hardware.HardwareConfig.trainer_slices=0"],
-    "a share above 0": [*PAPERS, "--gin.hardware.HardwareConfig.utilization=5.0"],
 }
 
 

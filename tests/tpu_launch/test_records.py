@@ -33,9 +33,17 @@ def store(tmp_path):
     return store
 
 
-def shown(store, command, *more, code=0):
-    given = f'--gin.MODEL_DIR="{store.url()}"'
-    assert tpu_launch.main([command, given, *more]) == code
+@pytest.fixture
+def shown(capsys):
+    """Runs a command; returns its output, or its error if it has to fail."""
+
+    def run(store, command, *more, code=0):
+        given = f'--gin.MODEL_DIR="{store.url()}"'
+        assert tpu_launch.main([command, given, *more]) == code
+        out, err = capsys.readouterr()
+        return err if code else out
+
+    return run
 
 
 def test_what_is_no_record(store):
@@ -49,7 +57,7 @@ def test_what_is_no_record(store):
         store.delete(name)
 
 
-def test_no_changed_bit_of_what_was_launched_is_believed(store, tmp_path, capsys):
+def test_no_changed_bit_of_what_was_launched_is_believed(store, tmp_path, shown):
     path, record = tmp_path / "model/launch/run.json", records.read_record(store)
     read = read_flipped(path, lambda: records.find_record(store))
     # Without the key of its checksum it is not as any version has written it.
@@ -60,20 +68,17 @@ def test_no_changed_bit_of_what_was_launched_is_believed(store, tmp_path, capsys
     damaged = path.read_bytes()[:-1]
     path.write_bytes(damaged)
     for command in ("status", "logs", "down"):
-        shown(store, command, code=2)
-        (said,) = capsys.readouterr().err.splitlines()
+        (said,) = shown(store, command, code=2).splitlines()
         assert f"{path}, got something else" in said
 
 
-def test_a_run_is_shown_as_it_goes_on(store, capsys):
-    def state():
-        capsys.readouterr()
-        shown(store, "status", "--json")
-        return json.loads(capsys.readouterr().out)
+def test_a_run_is_shown_as_it_goes_on(store, shown):
+    def state(*names):
+        found = json.loads(shown(store, "status", "--json"))
+        roles = [(role["state"], role["step"]) for role in found["roles"]]
+        return roles, *(found[name] for name in names)
 
-    found = state()
-    assert [role["state"] for role in found["roles"]] == ["starting", "starting"]
-    assert found["roles"][0]["step"] is None
+    assert state() == ([("starting", None)] * 2,)
     Heartbeat(store, "trainer").beat(70, index_step=60)
     Heartbeat(store, "index_builder").beat(
         60, activity="embedding", blocks_done=30, num_blocks=120
@@ -82,14 +87,11 @@ def test_a_run_is_shown_as_it_goes_on(store, capsys):
         "metrics.jsonl",
         b'{"step": 69, "stage": "pretrain", "loss": 1.5, "steps_per_second": 2.0}\n',
     )
-    found = state()
-    assert [role["state"] for role in found["roles"]] == ["running", "running"]
-    assert (found["roles"][0]["step"], found["total_steps"]) == (70, 100)
-    assert (found["index_step"], found["index_age_steps"]) == (60, 10)
-    assert found["metrics"]["loss"] == 1.5
-    assert not found["is_over"]
-    shown(store, "status")
-    text = capsys.readouterr().out
+    names = ("total_steps", "index_step", "index_age_steps", "is_over", "metrics")
+    roles, *others, metrics = state(*names)
+    assert roles == [("running", 70), ("running", 60)]
+    assert (others, metrics["loss"]) == ([100, 60, 10, False], 1.5)
+    text = shown(store, "status")
     for part in ("70 of 100", "loss 1.500", "10 steps old", "embeds 25 %: 30 of 120"):
         assert part in text
     line = status.in_one_line(status.read_status(store, time.time()))
@@ -101,18 +103,15 @@ def test_a_run_is_shown_as_it_goes_on(store, capsys):
     # Words of an earlier launch do not count.
     record = records.read_record(store)
     records.write_record(store, dataclasses.replace(record, time=time.time() + 60))
-    assert state()["roles"][0]["state"] == "starting"
+    assert state()[0][0] == ("starting", 69)  # Of the metrics.
     records.write_record(store, record)
     # Nobody has said a word for an hour.
     late = status.read_status(store, time.time() + 3600)
     assert [role.state for role in late.roles] == ["silent", "silent"]
     records.write_outcome(store, TRAINER, 0)
     records.write_outcome(store, BUILDER, 2, "expected a")
-    found = state()
-    assert [role["state"] for role in found["roles"]] == ["done", "failed"]
-    assert found["is_over"]
-    shown(store, "status", "--once")
-    assert "builder: expected a" in capsys.readouterr().out
+    assert state("is_over") == ([("done", 70), ("failed", 60)], True)
+    assert "builder: expected a" in shown(store, "status", "--once")
 
 
 def test_no_line_is_wrapped(store):
@@ -127,16 +126,15 @@ def test_no_line_is_wrapped(store):
         assert len(lines) < 12
 
 
-def test_what_was_never_launched_is_one_line(store, tmp_path, capsys):
+def test_what_was_never_launched_is_one_line(store, tmp_path, shown):
+    nothing = open_store(tmp_path / "nothing")
     for command in ("status", "logs", "down"):
-        shown(open_store(tmp_path / "nothing"), command, code=2)
-        assert "expected a launched run in" in capsys.readouterr().err
+        assert "expected a launched run in" in shown(nothing, command, code=2)
     # Nor is `down` for runs of no engine.
-    shown(store, "down", code=2)
-    assert "got one of this machine" in capsys.readouterr().err
+    assert "got one of this machine" in shown(store, "down", code=2)
 
 
-def test_logs_are_those_of_the_last_machines(store, tmp_path, capsys):
+def test_logs_are_those_of_the_last_machines(store, tmp_path, shown):
     for name, text in (
         # Numbers begin anew when nothing of a run is left.
         ("trainer-2/0", "old\n"),
@@ -149,14 +147,9 @@ def test_logs_are_those_of_the_last_machines(store, tmp_path, capsys):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         os.utime(path, (1e9, 1e9 if text == "old\n" else 2e9))
-    shown(store, "logs")
-    assert capsys.readouterr().out.splitlines() == [
-        "builder/0 | beside",
-        "trainer/0 | new",
-        "trainer/1 | no end",
-    ]
-    shown(store, "logs", "--role=trainer", "--worker=1")
-    assert capsys.readouterr().out == "trainer/1 | no end\n"
+    lines = ["builder/0 | beside", "trainer/0 | new", "trainer/1 | no end"]
+    assert shown(store, "logs").splitlines() == lines
+    assert shown(store, "logs", "--role=trainer", "--worker=1") == f"{lines[2]}\n"
 
 
 def test_followed_logs_end_with_what_is_written_last(store, tmp_path, monkeypatch):

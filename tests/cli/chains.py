@@ -1,0 +1,44 @@
+"""Texts and encoders to begin a chain with, and what a chain file says."""
+
+import json
+import pathlib
+import string
+
+from realm_jax.cli import configuration
+from realm_jax.data.wordpiece import SPECIAL_PIECES
+from realm_jax.stages import STAGES
+from tests.tiny_encoder import write_bert
+from tpu_launch import local
+from tpu_launch.chain import ChainCommands
+
+
+def write_articles(texts):
+    lines = [json.dumps({"title": f"t{i}", "text": t}) for i, t in enumerate(texts)]
+    pathlib.Path("articles.jsonl").write_text("\n".join(lines))
+
+
+def write_encoder(folder, characters, words=()):
+    """Writes a BERT of random weights that knows characters, inner ones, and words."""
+    inner = [f"##{character}" for character in characters]
+    write_bert(
+        folder, [*SPECIAL_PIECES, *string.punctuation, *characters, *inner, *words]
+    )
+
+
+def stages_of(chain):
+    """Returns arguments and configuration of each stage of a chain file, by command."""
+    parser = configuration.make_parser("chain", "")
+    configuration.parse_chain(parser, [f"--gin_file={chain}"])
+    commands = ChainCommands(configuration.configured(local.Chain), [str(chain)])
+    found = {}
+    for stage in commands.stages:
+        arguments = commands.main(stage)
+        configuration.parse(parser, arguments[1:], stage.command)
+        config = configuration.configured(STAGES[stage.command].load_config())
+        found[stage.command] = (arguments, config)
+    return found
+
+
+def configs_of(chain):
+    """Returns the configuration of each stage of a chain file, by command."""
+    return {command: config for command, (_, config) in stages_of(chain).items()}
