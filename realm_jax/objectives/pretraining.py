@@ -6,6 +6,7 @@ it imports that module first (`--import_module` of a command).
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
@@ -90,8 +91,8 @@ def register_objective(name: str) -> Callable[[Objective], Objective]:
     return register
 
 
-def registered(name: str) -> Objective:
-    """Returns the objective that has a name."""
+def registered(name: Any) -> Objective:
+    """Returns the objective that has a name, which may come from a gin file."""
     if name not in _OBJECTIVES:
         raise BadInputError(
             f"expected an objective among {', '.join(sorted(_OBJECTIVES))}, got "
