@@ -34,7 +34,7 @@ from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, silent
-from tests.training.runs import Killed, embeddings_of, kill_after, lines_of, state_of
+from tests.training.runs import embeddings_of, kill_run, lines_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -197,8 +197,7 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with scripted({0: 0.1, 3: 0.5, 6: 0.2}):
         assert pretrain.run(config_of(world, whole), silent, NEVER)
-        with pytest.raises(Killed):
-            pretrain.run(config_of(world, parts), kill_after(killed_at), NEVER)
+        kill_run(pretrain, config_of(world, parts), killed_at)
         assert finished_steps(open_store(parts))[-1] == resumes_from
         assert pretrain.run(config_of(world, parts), silent, NEVER)
     assert utilities_of(whole) == utilities_of(parts) == {3: 0.5, 4: None, 8: 0.2}

@@ -25,10 +25,15 @@ from tests.training.runs import embeddings_of
 
 
 @pytest.fixture(scope="module")
-def sample(corpus):
-    """A probe, the parameters of now, and the embeddings that they give."""
+def tower(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    params = draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
+    return config, draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
+
+
+@pytest.fixture(scope="module")
+def sample(corpus, tower):
+    """A probe, the parameters of now, and the embeddings that they give."""
+    config, params = tower
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     queries = examples.batch(np.arange(min(NUM_QUERIES, len(examples))))["query_ids"]
     fresh = embeddings_of(params, corpus)
@@ -83,12 +88,6 @@ def test_divergence_leaves_out_what_was_not_found():
     live[0] = [0.0, 1.0, 9.0]
     p = 1 / (1 + np.exp(-1.0))
     assert mean_kl(stale, live, valid) == pytest.approx((2 * p - 1) / 2)
-
-
-@pytest.fixture(scope="module")
-def tower(corpus):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    return config, draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
 
 
 @pytest.fixture(scope="module")

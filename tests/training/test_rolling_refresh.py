@@ -22,7 +22,7 @@ from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import embeddings_of, params_of, state_of
+from tests.training.runs import embeddings_of, params_of, state_of, stop_run
 
 pytestmark = pytest.mark.full
 
@@ -113,8 +113,7 @@ def config_of(world, folder, **changes):
 def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert pretrain.run(config_of(world, whole, **settings), silent, NEVER)
-    stop, report = tiny_world.stop_after(5)
-    assert not pretrain.run(config_of(world, parted, **settings), report, stop)
+    stop_run(pretrain, config_of(world, parted, **settings), 5)
     assert pretrain.run(config_of(world, parted, **settings), silent, NEVER)
     assert_same_bits(*(state_of(folder, 8, "index") for folder in (whole, parted)))
 

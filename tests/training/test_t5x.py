@@ -9,11 +9,7 @@ import pytest
 
 from realm_jax.index.candidates import pretrain_candidates
 from realm_jax.training import finetune
-from realm_jax.training.optimizers import (
-    OptimizerConfig,
-    make_optimizer,
-    stop_gradient,
-)
+from realm_jax.training.optimizers import OptimizerConfig, make_optimizer, stop_gradient
 from realm_jax.training.pretrain_loss import PretrainInputs
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step, step_key

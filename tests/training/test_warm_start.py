@@ -12,7 +12,6 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
 from realm_jax.training import warm_start
 from realm_jax.training.optimizers import OptimizerConfig
-from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.refused import refused
@@ -23,6 +22,7 @@ from tests.training.runs import (
     index_of,
     inputs_of,
     params_of,
+    stop_run,
 )
 from tests.training.test_reader_documents import slowly
 
@@ -50,13 +50,8 @@ def test_its_metrics_tell_both_losses_and_how_fast_it_was(uninterrupted):
         assert line["loss"] == pytest.approx(both, rel=1e-5)
         assert 0 <= line["in_batch_accuracy"] <= 1
         assert 0 < line["padding_share"] < 1
-        seconds = 1 / line["steps_per_second"]
-        parts = sum(line[f"{part.value}_seconds"] for part in Part)
-        assert parts == pytest.approx(seconds)
-        assert line["examples_per_second"] == pytest.approx(4 / seconds)
-        assert line["model_tflops_per_second"] * seconds > 0
-        # Nobody knows what a CPU can do.
-        assert "model_flops_utilization" not in line
+        examples = 4 * line["steps_per_second"]
+        assert line["examples_per_second"] == pytest.approx(examples)
 
 
 def test_the_span_scorer_is_shown_every_masked_span(world, tmp_path, monkeypatch):
@@ -181,8 +176,7 @@ def test_a_mixture_stopped_and_resumed_ends_at_the_same_bits(
     world, reader_alone, tmp_path
 ):
     config = reader_config(world, tmp_path, reader_batch_size=8)
-    stop, report = tiny_world.stop_after(2)
-    assert not warm_start.run(config, report, stop)
+    stop_run(warm_start, config, 2)
     (commit,) = (tmp_path / "index/commits").iterdir()
     before = commit.read_bytes()
     assert warm_start.run(config, silent, NEVER)
@@ -294,8 +288,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
     np.testing.assert_array_equal(*map(index_of, (folder, reader_alone)))
     quick_updates(warm_start, "WarmStartLoss")
     both = reader_config(world, tmp_path / "both", pairs_task="pairs")
-    stop, report = tiny_world.stop_after(2)
-    assert not warm_start.run(both, report, stop)
+    stop_run(warm_start, both, 2)
     shutil.rmtree(tmp_path / "both" / "index")
     with refused("its retriever has trained on"):
         warm_start.run(both, silent, NEVER)
