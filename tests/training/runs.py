@@ -59,12 +59,9 @@ def arrays_of(folder):
 
 def lines_of(folder):
     """The lines of metrics by step, without what a clock says."""
+    clocks = ("_seconds", "_second")
     return {
-        line["step"]: {
-            name: value
-            for name, value in line.items()
-            if not name.endswith(("_seconds", "_second"))
-        }
+        line["step"]: {k: value for k, value in line.items() if not k.endswith(clocks)}
         for line in read_metrics(str(folder))
     }
 

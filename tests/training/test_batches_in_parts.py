@@ -54,11 +54,7 @@ def gradient_and_means(corpus, stage, **changes):
 
 def assert_close(found, expected):
     # The largest are about 1; the smallest are sums of what cancels.
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        found[0],
-        expected[0],
-    )
+    tiny_world.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
     assert found[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
 
 
@@ -140,13 +136,11 @@ def test_a_stage_that_packs_trains_as_one_that_does_not(
 ):
     # Dropout draws for each row, so that packed rows would differ.
     tiny = tiny_world.models(dropout=0.0)
-    models = dataclasses.replace(
-        tiny,
-        lengths=ROOMY,
-        bert=lambda vocab_size: dataclasses.replace(
-            tiny.bert(vocab_size), max_positions=80
-        ),
-    )
+
+    def bert(vocab_size):
+        return dataclasses.replace(tiny.bert(vocab_size), max_positions=80)
+
+    models = dataclasses.replace(tiny, lengths=ROOMY, bert=bert)
     lines = {}
     for packs in (False, True):
         folder = tmp_path / str(packs)

@@ -26,13 +26,8 @@ from tests.training.runs import kill_run, state_of, stop_run
 
 def config_of(world, folder, **changes):
     """Six updates, measured after every second; one program in all tests."""
-    values = {
-        "train_steps": 6,
-        "batch_size": 12,
-        "questions": world.questions,
-        "evaluation_period": 2,
-        "checkpoint_period": 4,
-    }
+    values = {"train_steps": 6, "batch_size": 12, "questions": world.questions}
+    values |= {"evaluation_period": 2, "checkpoint_period": 4}
     return tiny_world.finetune_config(world, folder, **(values | changes))
 
 

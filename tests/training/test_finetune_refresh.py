@@ -25,7 +25,15 @@ from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, Which, all_
 from realm_jax.training.finetune_loss import FinetuneLoss
 from tests import tiny_world
 from tests.refused import refused
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.tiny_world import (
+    EMBED,
+    LENGTHS,
+    NEVER,
+    assert_close,
+    assert_same_bits,
+    differing,
+    silent,
+)
 from tests.training.loss_twins import (
     KEY,
     MAX_SPAN,
@@ -52,17 +60,9 @@ SHARED = tiny_world.models(shared=True)
 
 def config_of(world, folder, **changes):
     """Six updates, a new index every second, the best of two towers' blocks trained."""
-    values = {
-        "train_steps": 6,
-        "num_retrieved": 8,
-        "refresh_mode": "blocking",
-        "refresh_period": 2,
-        "num_embedded": 3,
-        "questions": world.questions,
-        "max_questions": 8,
-        "evaluation_period": 2,
-        "checkpoint_period": 4,
-    }
+    values = {"train_steps": 6, "num_retrieved": 8, "questions": world.questions}
+    values |= {"refresh_mode": "blocking", "refresh_period": 2, "num_embedded": 3}
+    values |= {"max_questions": 8, "evaluation_period": 2, "checkpoint_period": 4}
     return tiny_world.finetune_config(world, folder, **(values | changes))
 
 
@@ -100,7 +100,7 @@ def twin(queries, blocks, logits, inputs, marginalization):
         right, everything = 0.0, 0.0
         share = softmax(scores[:2])
         for z in range(2):
-            values, valid = logits[i][z]
+            values, valid = logits[i, z]
             places = np.flatnonzero(valid)
             is_answer = inputs.span_is_answer[i, z, places]
             if marginalization is AnswerMarginalization.PRODUCT:
@@ -130,14 +130,11 @@ def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     for i, z in np.ndindex(2, 2):
         row = documents[0][i, z], documents[1][i, z]
         blocks[i, z] = embed(retriever, params, "embed_documents", *row)
-    logits = [
-        [
-            read_one(reader, params, ids, segment_ids)
-            for ids, segment_ids in zip(*rows, strict=True)
-        ]
-        for rows in zip(inputs.joined_ids, inputs.joined_segment_ids, strict=True)
-    ]
-    logits = [[(one.logits, one.valid > 0) for one in row] for row in logits]
+    logits = {}
+    for place in np.ndindex(2, 2):
+        row = inputs.joined_ids[place], inputs.joined_segment_ids[place]
+        read = read_one(reader, params, *row)
+        logits[place] = read.logits, read.valid > 0
 
     def objective(changed):
         return twin(queries, changed, logits, inputs, marginalization)
@@ -161,11 +158,7 @@ def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     assert float(value) == pytest.approx(objective(blocks), rel=1e-4)
     found = found["retriever"]["document_tower"]
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found)) > 1e-2
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-        found,
-        expected["document_tower"],
-    )
+    assert_close(found, expected["document_tower"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["blocking", "rolling"])
@@ -330,10 +323,7 @@ def test_settings_that_do_not_go_together_are_refused(world):
     for changes, words in (
         ({"refresh_mode": "never"}, "REFRESH_MODE to be one of off, blocking, async"),
         ({"refresh_mode": "off"}, '"blocking", "async" or "rolling" with NUM_EMBEDDED'),
-        (
-            {"refresh_mode": "rolling", "searcher": "scann"},
-            'expected SEARCHER="device"',
-        ),
+        ({"refresh_mode": "rolling", "searcher": "scann"}, 'SEARCHER="device"'),
         ({"num_embedded": 0}, "NUM_EMBEDDED above 0, or one shared tower"),
         ({"num_embedded": 9}, r"NUM_EMBEDDED of at most 8 \(NUM_RETRIEVED\), got 9"),
         ({"num_read": 9}, "num_read"),

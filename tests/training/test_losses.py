@@ -66,26 +66,20 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
         for marginal, span in zip(marginals, spans, strict=True)
     ]
     entropy = [-sum(q * math.log(q) for q in p) for p, _ in scored]
-    assert means_lib.compute(means) == pytest.approx(
-        {
-            "loss": expected,
-            "retrieval_utility": sum(utility) / 2,
-            "likelihood": sum(marginals) / 2,
-            "null_likelihood": sum(span[0] for span in spans) / 2,
-            "null_retrieval": sum(p[0] for p, _ in scored) / 2,
-            "retrieval_entropy": sum(entropy) / 2,
-            "padding_share": padding_in(
-                inputs.batch.query_ids,
-                inputs.candidates.document_ids[:, 1:],
-                inputs.candidates.joined_ids[:, 1:],
-                # The null document is embedded and read at its own length.
-                inputs.candidates.document_ids[:, 0, :3],
-                inputs.candidates.joined_ids[:, 0, :10],
-            ),
-        },
-        rel=1e-3,
-        abs=1e-6,
-    )
+    documents, joined = inputs.candidates.document_ids, inputs.candidates.joined_ids
+    # The null document is embedded and read at its own length.
+    of_null = documents[:, 0, :3], joined[:, 0, :10]
+    given = inputs.batch.query_ids, documents[:, 1:], joined[:, 1:], *of_null
+    values = {
+        "loss": expected,
+        "retrieval_utility": sum(utility) / 2,
+        "likelihood": sum(marginals) / 2,
+        "null_likelihood": sum(span[0] for span in spans) / 2,
+        "null_retrieval": sum(p[0] for p, _ in scored) / 2,
+        "retrieval_entropy": sum(entropy) / 2,
+        "padding_share": padding_in(*given),
+    }
+    assert means_lib.compute(means) == pytest.approx(values, rel=1e-3, abs=1e-6)
     # The twin would agree with anything if documents made no difference.
     assert max(abs(value) for value in utility) > 0.01
 

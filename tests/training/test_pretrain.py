@@ -208,26 +208,19 @@ def test_async_without_a_builder_gives_up_in_one_line_and_may_be_tried_again(
 
 
 def test_settings_that_do_not_go_together_are_refused(world):
-    from_index = {
-        "frozen": ("retriever/document_tower",),
-        "embeddings_from_index": True,
-    }
+    frozen = ("retriever/document_tower",)
+    from_index = {"frozen": frozen, "embeddings_from_index": True}
+    query_tower = {"frozen": ("retriever/query_tower",)}
     written_back = {"refresh_mode": "off", "write_back": True}
+    rolling, scann = {"refresh_mode": "rolling"}, {"searcher": "scann"}
     for settings, said in (
         ({"num_candidates": 1}, "NUM_CANDIDATES"),
         ({"num_candidates": 2, "own_block": True}, "at least 3"),
-        (
-            from_index | {"frozen": ("retriever/query_tower",)},
-            'expected "retriever/document_tower"',
-        ),
-        *(
-            (changes | {"searcher": "scann"}, 'expected SEARCHER="device"')
-            for changes in (from_index, {"refresh_mode": "rolling"}, written_back)
-        ),
-        (
-            from_index | {"refresh_mode": "rolling"},
-            "got 'device' with REFRESH_MODE='rolling'",
-        ),
+        (from_index | query_tower, 'expected "retriever/document_tower"'),
+        (from_index | scann, 'expected SEARCHER="device"'),
+        (rolling | scann, 'expected SEARCHER="device"'),
+        (written_back | scann, 'expected SEARCHER="device"'),
+        (from_index | rolling, "got 'device' with REFRESH_MODE='rolling'"),
     ):
         with refused(said):
             config_of(world, "nowhere", **settings)
@@ -277,12 +270,8 @@ def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
             open_store(tmp_path).write(name, b"of the successor")
         found.append(files_of_trainers(tmp_path))
 
-    config = tiny_world.pretrain_config(
-        *(world, tmp_path),
-        refresh_mode=mode,
-        log_period=log_period,
-        checkpoint_period=100,
-    )
+    periods = {"log_period": log_period, "checkpoint_period": 100}
+    config = tiny_world.pretrain_config(world, tmp_path, refresh_mode=mode, **periods)
     with (
         tiny_world.builder_beside(config, corpus),
         refused(r"elsewhere.* has taken over"),

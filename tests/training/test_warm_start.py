@@ -101,14 +101,10 @@ def test_unmasked_wordpieces_are_predicted_where_they_stand(
 
 
 def test_another_order_of_examples_is_not_resumed(world, uninterrupted):
-    for changed in (
-        {"reader_batch_size": 3},
-        {"score_unmasked": True},
-        {"pairs_task": "asked"},
-        {"mixture": ReaderMixture(0.5, 0.5)},
-    ):
-        config = tiny_world.warm_start_config(world, uninterrupted, **changed)
-        with refused(next(iter(changed))):
+    changes = {"reader_batch_size": 3, "score_unmasked": True, "pairs_task": "asked"}
+    for name, value in (changes | {"mixture": ReaderMixture(0.5, 0.5)}).items():
+        config = tiny_world.warm_start_config(world, uninterrupted, **{name: value})
+        with refused(name):
             warm_start.run(config, silent, NEVER)
 
 
@@ -228,14 +224,9 @@ def test_every_row_is_joined_with_a_document_of_its_kind(
             for position, piece in zip(masked, batch.mask_ids[i], strict=False):
                 sentence[position] = int(piece)
             scores = documents @ queries[i]
-            block, has_answer = slowly(
-                bodies,
-                np.argsort(-scores),
-                sentence[1:-1],
-                [position - 1 for position in masked],
-                source,
-                LENGTHS.joined,
-            )
+            places = [position - 1 for position in masked]
+            given = np.argsort(-scores), sentence[1:-1], places, source
+            block, has_answer = slowly(bodies, *given, LENGTHS.joined)
             assert reading.has_answer[i] == has_answer
             found = bodies.index(body)
             assert scores[found] == pytest.approx(scores[block], abs=1e-4)
