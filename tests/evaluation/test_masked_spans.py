@@ -46,17 +46,11 @@ def measured(tmp_path_factory):
 
     @functools.cache
     def measure(max_examples):
-        return evaluate_masked_spans(
-            retriever,
-            reader,
-            params,
-            corpus=store,
-            searcher=make_searcher("device", np.asarray(embeddings)),
-            examples=examples,
-            num_candidates=NUM_CANDIDATES,
-            lengths=LENGTHS,
-            max_examples=max_examples,
-        )
+        sizes = {"num_candidates": NUM_CANDIDATES, "lengths": LENGTHS}
+        searcher = make_searcher("device", np.asarray(embeddings))
+        given = {"corpus": store, "searcher": searcher, "examples": examples}
+        sizes["max_examples"] = max_examples
+        return evaluate_masked_spans(retriever, reader, params, **given, **sizes)
 
     return store, retriever, reader, params, np.asarray(embeddings), measure
 

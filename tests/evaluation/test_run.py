@@ -121,51 +121,59 @@ def compared(chain, control, tmp_path_factory):
     return run.run(config, silent, NEVER), folder
 
 
-def hits_of(chain, model_dir, k):
+@pytest.fixture(scope="module")
+def asked(chain):
+    """The corpus, the questions that are asked, and the blocks that are right."""
+    store = BlockStore.open(chain[0].corpus)
+    questions = read_questions(chain[0].questions, "dev")
+    return store, questions, relevant_blocks(store, questions)
+
+
+def hits_of(asked, model_dir, k):
     """Recall@k of every question by the retriever of a stage, from its parameters."""
-    world, *_ = chain
-    store = BlockStore.open(world.corpus)
+    store, questions, relevant = asked
     config = tiny_world.models().retriever_config(store.vocabulary.size)
     params = restore_params(open_store(model_dir)).tree["retriever"]
     embeddings = embed_blocks(
         document_embedder(config), params, store, np.arange(store.num_blocks), EMBED
     )
-    questions = read_questions(world.questions, "dev")
     ids = question_examples(questions, store.vocabulary, query_length=LENGTHS.query)
-    found = search_questions(
-        config, params, make_searcher("device", embeddings), ids["question_ids"], k
-    )
-    return recall_at_k(np.asarray(found.ids), relevant_blocks(store, questions), k)
+    searcher = make_searcher("device", embeddings)
+    found = search_questions(config, params, searcher, ids["question_ids"], k)
+    return recall_at_k(np.asarray(found.ids), relevant, k)
 
 
-def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report):
+ROWS = ["Before training", "After the warm start", "After REALM", "After fine-tuning"]
+
+
+def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, asked, report):
     rows = {row.label: row.metrics for row in report[0].comparison.rows}
-    assert list(rows) == [
-        comparisons.AFTER_WARM_START,
-        comparisons.AFTER_REALM,
-        comparisons.AFTER_FINETUNING,
-    ]
+    assert list(rows) == ROWS[1:]
     for stage, row in zip(("warm_start", "pretrain"), rows.values(), strict=False):
         for k in (1, 5, 20):
-            hits = hits_of(chain, chain[1] / stage, k)
+            hits = hits_of(asked, chain[1] / stage, k)
             assert row[f"recall@{k}"].mean == pytest.approx(hits.mean())
 
 
-def test_the_control_before_fine_tuning_is_compared_by_recall(chain, control, compared):
+def require_means(figure, *with_and_without):
+    """Requires the means of a chain and its control, and the difference of these."""
+    with_realm, without_realm = with_and_without
+    means = [figure.with_realm.mean, figure.without_realm.mean, figure.difference.mean]
+    assert means == pytest.approx([*with_and_without, with_realm - without_realm])
+
+
+def test_the_control_before_fine_tuning_is_compared_by_recall(
+    chain, asked, control, compared
+):
+    folders = chain[1] / "pretrain", control["control_warm_started"]
     for k in (1, 5, 20):
         figure = compared[0].control.find("before fine-tuning", f"recall@{k}")
-        with_realm = hits_of(chain, chain[1] / "pretrain", k)
-        without_realm = hits_of(chain, control["control_warm_started"], k)
-        assert figure.with_realm.mean == pytest.approx(with_realm.mean())
-        assert figure.without_realm.mean == pytest.approx(without_realm.mean())
-        difference = (with_realm - without_realm).mean()
-        assert figure.difference.mean == pytest.approx(difference)
+        require_means(figure, *(hits_of(asked, one, k).mean() for one in folders))
 
 
-def test_the_control_after_fine_tuning_is_compared_by_what_it_answered(chain, compared):
+def test_the_control_after_fine_tuning_is_compared_by_what_it_answered(asked, compared):
     data, folder = compared
-    questions = read_questions(chain[0].questions, "dev")
-    relevant = relevant_blocks(BlockStore.open(chain[0].corpus), questions)
+    _, questions, relevant = asked
     means = []
     for name in ("predictions.jsonl", "predictions_control.jsonl"):
         lines = lines_of(folder, name)
@@ -177,21 +185,17 @@ def test_the_control_after_fine_tuning_is_compared_by_what_it_answered(chain, co
         right = np.mean([line["correct"] for line in lines])
         means.append({"exact match": right, "recall@1": np.mean(found)})
     for metric in means[0]:
-        mean, other = (one[metric] for one in means)
         figure = data.control.find("after fine-tuning", metric)
-        assert figure.with_realm.mean == pytest.approx(mean)
-        assert figure.without_realm.mean == pytest.approx(other)
-        assert figure.difference.mean == pytest.approx(mean - other)
+        require_means(figure, *(one[metric] for one in means))
 
 
 def test_the_control_leaves_the_chains_own_curves_and_rows_alone(report, compared):
     (alone, _), (data, _) = report, compared
     assert alone.control is None
-    assert data.comparison == alone.comparison
-    assert data.curves == alone.curves
-    assert data.run.stages == alone.run.stages
-    assert data.control.realm_time.steps == 3
-    assert data.control.control_time.steps == 5
+    own, found = ((one.comparison, one.curves, one.run.stages) for one in (alone, data))
+    assert own == found
+    times = data.control.realm_time, data.control.control_time
+    assert [time.steps for time in times] == [3, 5]
 
 
 def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
@@ -203,12 +207,7 @@ def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
     given["control_warm_started"] = str(tmp_path / "control")
     config = config_of(chain, tmp_path / "out", **given)
     data = run.run(config, silent, NEVER)
-    assert [row.label for row in data.comparison.rows] == [
-        comparisons.BEFORE_TRAINING,
-        comparisons.AFTER_WARM_START,
-        comparisons.AFTER_REALM,
-        comparisons.AFTER_FINETUNING,
-    ]
+    assert [row.label for row in data.comparison.rows] == ROWS
     before, after, *_ = data.comparison.rows
     assert before.metrics == after.metrics
     for figure in data.control.figures:
@@ -246,10 +245,8 @@ def test_a_control_that_cannot_be_compared_is_bad_input(chain, control, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_baselines_are_judged_as_the_retriever_is(report, chain):
-    store = BlockStore.open(chain[0].corpus)
-    questions = read_questions(chain[0].questions, "dev")
-    relevant = relevant_blocks(store, questions)
+def test_baselines_are_judged_as_the_retriever_is(report, asked):
+    store, questions, relevant = asked
     rows = {row.label: row.metrics for row in report[0].comparison.baselines}
     assert list(rows) == ["random blocks", "BM25"]
     found = bm25_neighbours(store, [q.question for q in questions], 20)
@@ -267,10 +264,10 @@ def test_baselines_are_judged_as_the_retriever_is(report, chain):
         )
 
 
-def test_f1_and_topics_are_those_of_the_predictions(report, chain):
+def test_f1_and_topics_are_those_of_the_predictions(report, asked):
     data, folder = report
     lines = lines_of(folder)
-    questions = read_questions(chain[0].questions, "dev")
+    _, questions, _ = asked
     for line, question in zip(lines, questions, strict=True):
         assert line["topic"] == question.topic
         assert line["f1"] == token_f1(line["prediction"], question.answers)
@@ -289,10 +286,10 @@ def test_f1_and_topics_are_those_of_the_predictions(report, chain):
         assert row.metrics["F1"].count == len(f1)
 
 
-def test_errors_and_calibration_are_those_of_the_predictions(report, chain):
+def test_errors_and_calibration_are_those_of_the_predictions(report, asked):
     data, folder = report
     lines = lines_of(folder)
-    store = BlockStore.open(chain[0].corpus)
+    store, *_ = asked
     texts = [[store.text(d["block"]).body for d in x["documents"]] for x in lines]
     has = [
         any(has_answer(text, line["answers"]) for text in read)
@@ -356,14 +353,13 @@ def test_what_the_stages_recorded_is_in_the_report(chain, tmp_path):
         run.run(config, silent, NEVER)
 
 
-def test_what_was_written_is_whole(report, chain):
+def test_what_was_written_is_whole(report, asked):
     data, folder = report
     written = {path.name for path in folder.iterdir()}
     assert written == {"report.html", "report.json", "predictions.jsonl"}
     predictions = lines_of(folder)
-    questions = read_questions(chain[0].questions, "dev")
+    store, questions, _ = asked
     assert [p["id"] for p in predictions] == [q.id for q in questions]
-    store = BlockStore.open(chain[0].corpus)
     for prediction in predictions:
         body = store.text(prediction["block"]).body
         assert prediction["prediction"] == body[prediction["start"] : prediction["end"]]

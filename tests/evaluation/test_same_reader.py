@@ -47,16 +47,15 @@ def stages(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(stages, tmp_path_factory):
     world, started, tuned = stages
+    given = {"questions": world.questions, "split": "dev", "embed": EMBED}
     return run.EvaluateConfig(
         model_dir=str(tmp_path_factory.mktemp("evaluated")),
         corpus=world.corpus,
-        questions=world.questions,
         finetuned=tuned,
         models=tiny_world.models(),
         starting_point=started.model_dir,
-        split="dev",
         baselines=tuple(Baseline),
-        embed=EMBED,
+        **given,
     )
 
 

@@ -212,11 +212,9 @@ def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
     reading = warm_start_inputs(corpus).reading
     # The first sentence has no slot left, the second one and the third two.
     positions = np.array([[0, 0], [0, 5], [1, 10]], np.int32)
-    unmasked = UnmaskedTargets(
-        np.array([[0, 0], [0, 1], [1, 1]], np.float32),
-        positions,
-        np.take_along_axis(reading.joined_ids, positions, axis=1),
-    )
+    weights = np.array([[0, 0], [0, 1], [1, 1]], np.float32)
+    ids = np.take_along_axis(reading.joined_ids, positions, axis=1)
+    unmasked = UnmaskedTargets(weights, positions, ids)
     loss = jax.jit(WarmStartLoss(retriever, reader))
     value, means = loss(
         params, WarmStartInputs(None, reading.replace(unmasked=unmasked)), KEY

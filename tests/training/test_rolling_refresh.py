@@ -150,22 +150,15 @@ def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
     world, uninterrupted, tmp_path
 ):
     """The same run but for rounding, with fewer operations a step."""
+    # With dropout a computed embedding is not that of the index.
+    settings = {"models": tiny_world.models(dropout=0.0), "refresh_mode": "off"}
+    settings |= {"train_steps": 4, "own_block": True, "normalization": "batch"}
+    settings |= {"frozen": ("retriever/document_tower",)}
+    settings["warm_start"] = str(uninterrupted)
     runs = {}
     for from_index in (False, True):
         folder = tmp_path / str(from_index)
-        config = config_of(
-            world,
-            folder,
-            refresh_mode="off",
-            train_steps=4,
-            frozen=("retriever/document_tower",),
-            embeddings_from_index=from_index,
-            own_block=True,
-            normalization="batch",
-            # With dropout a computed embedding is not that of the index.
-            models=tiny_world.models(dropout=0.0),
-            warm_start=str(uninterrupted),
-        )
+        config = config_of(world, folder, embeddings_from_index=from_index, **settings)
         assert pretrain.run(config, silent, NEVER)
         runs[from_index] = list(read_metrics(str(folder)))
     lines, lines_taken = runs[False], runs[True]

@@ -13,7 +13,7 @@ from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import groups, tiny_world
 from tests.training import hosts_program
-from tests.training.runs import params_of
+from tests.training.runs import params_of, stop_run
 
 pytestmark = pytest.mark.full
 
@@ -165,12 +165,10 @@ def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
 ):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {**settings, "batch_size": 8}
-    stop, report = tiny_world.stop_after(4)
-    for folder, till in ((whole, tiny_world.NEVER), (parts, stop)):
-        config = tiny_world.pretrain_config(
-            world, folder, optimizer=hosts_program.smooth, **changes
-        )
-        pretrain.run(config, tiny_world.silent if folder == whole else report, till)
+    given = {"optimizer": hosts_program.smooth, **changes}
+    to_the_end = tiny_world.pretrain_config(world, whole, **given)
+    assert pretrain.run(to_the_end, tiny_world.silent, tiny_world.NEVER)
+    stop_run(pretrain, tiny_world.pretrain_config(world, parts, **given), 4)
     assert finished_steps(open_store(parts)) == [4]
     arguments = trainer(world, parts, **changes)
     with groups.started(arguments, num_processes=1, devices=2) as group:

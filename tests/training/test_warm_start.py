@@ -152,18 +152,13 @@ def test_a_reader_alone_leaves_the_retriever_to_the_last_bit(
 def test_no_update_puts_the_two_sources_into_one_checkpoint(
     world, uninterrupted, reader_alone, tmp_path
 ):
-    config = tiny_world.warm_start_config(
-        world,
-        tmp_path,
-        train_steps=0,
-        # As the run file has it: longer than the run.
-        optimizer=functools.partial(OptimizerConfig, 1e-4, 10_000),
-        retriever_warm_start=str(uninterrupted),
-        reader_warm_start=str(reader_alone),
-    )
+    sources = {"retriever": uninterrupted, "reader": reader_alone}
+    given = {f"{model}_warm_start": str(source) for model, source in sources.items()}
+    # As the run file has it: longer than the run.
+    given["optimizer"] = functools.partial(OptimizerConfig, 1e-4, 10_000)
+    config = tiny_world.warm_start_config(world, tmp_path, train_steps=0, **given)
     assert warm_start.run(config, silent, NEVER)
     together = params_of(tmp_path)
-    sources = {"retriever": uninterrupted, "reader": reader_alone}
     for model, source in sources.items():
         assert_same_bits(together[model], params_of(source)[model])
 
