@@ -5,10 +5,20 @@ import itertools
 from realm_jax.data.block_writer import BlockWriter, document_rows
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
+from realm_jax.data.salient_spans import RuleTagger
+
+_RULES = RuleTagger()
 
 
 def build_corpus(
-    documents, directory, *, vocabulary, tagger, chunk_length, source="", metadata=None
+    documents,
+    directory,
+    vocabulary,
+    *,
+    chunk_length,
+    tagger=_RULES,
+    source="",
+    metadata=None,
 ):
     documents = list(documents)
     with BlockWriter(directory, vocabulary, chunk_length) as writer:

@@ -17,6 +17,13 @@ def flipped(data: bytes) -> Iterator[bytes]:
         yield bytes(changed)
 
 
+def flip(path: pathlib.Path, place: int = -1, bits: int = 1) -> None:
+    """Changes bits of one byte of a file, of the last one unless it is said which."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= bits
+    path.write_bytes(data)
+
+
 def read_flipped(
     path: pathlib.Path, read: Callable[[], Any], every: int = 1
 ) -> list[Any]:

@@ -40,6 +40,21 @@ assert not heavy, heavy
 print("trained and asked")
 """
 
+PREPARED = """
+import gzip, pathlib, sys, tempfile
+
+from realm_jax.prepare.documents.open import open_source
+from realm_jax.prepare.documents.source import read_all
+from realm_jax.prepare.taggers import tagger_by_name
+
+path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl.gz")
+path.write_bytes(gzip.compress(b'{"title": "Rhine", "text": "A river."}'))
+assert len(list(read_all(open_source(str(path))))) == 1
+tagger_by_name("rules")
+heavy = {"tensorflow", "spacy", "realm_jax.models.bert"} & set(sys.modules)
+assert not heavy, heavy
+print("read")
+"""
 
 IMPORTED_ALONE = """
 import sys
@@ -70,6 +85,11 @@ def run(code):
 @pytest.mark.full
 def test_stages_leave_tensorflow_alone():
     assert "trained and asked" in run(CODE)
+
+
+@pytest.mark.full
+def test_lines_and_rules_need_neither_tensorflow_nor_models():
+    assert "read" in run(PREPARED)
 
 
 @pytest.mark.process("imports are those of a process")

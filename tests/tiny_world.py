@@ -225,6 +225,12 @@ def assert_same_bits(left: Any, right: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
+def assert_close(left: Any, right: Any, rtol: float, atol: float) -> None:
+    """Two trees hold the same numbers, but for rounding."""
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, left, right)
+
+
 def differing(left: Any, right: Any) -> set[str]:
     """Paths of the parameters that two trees do not share."""
     one, other = (

@@ -3,7 +3,6 @@
 import pytest
 
 from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from tests.corpus_builder import build_corpus
 
@@ -18,16 +17,11 @@ _TEXT = (
 def articles() -> list[Document]:
     """Returns articles of five sentences, and one of a single sentence."""
     years = range(1500, 1900, 50)
-    documents = [
-        Document(
-            title=town,
-            text=_TEXT.format(
-                town, _TOWNS[i - 1], year, year + 7, _TOWNS[i - 2], year + 31
-            ),
-            source_id=f"town-{i}",
-        )
-        for i, (town, year) in enumerate(zip(_TOWNS, years, strict=True))
-    ]
+    documents = []
+    for i, (town, year) in enumerate(zip(_TOWNS, years, strict=True)):
+        founder, painter = _TOWNS[i - 1], _TOWNS[i - 2]
+        text = _TEXT.format(town, founder, year, year + 7, painter, year + 31)
+        documents.append(Document(town, text, f"town-{i}"))
     return [*documents, Document("Ilm", "Ilm is a river near Hult.", "river-0")]
 
 
@@ -39,10 +33,4 @@ def small_store(tmp_path_factory):
     vocabulary = WordPiece.train(
         [document.text for document in documents], 400, directory / "vocab.txt"
     )
-    return build_corpus(
-        documents,
-        directory / "corpus",
-        vocabulary=vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=48,
-    )
+    return build_corpus(documents, directory / "corpus", vocabulary, chunk_length=48)

@@ -8,11 +8,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from realm_jax.data.answer_spans import (
-    answer_spans,
-    answer_starts,
-    pattern_spans,
-)
+from realm_jax.data.answer_spans import answer_spans, answer_starts, pattern_spans
 from realm_jax.data.normalisation import (
     answer_tokens,
     normalise_answer,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from bench import span_density
 from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows, shuffled
 from realm_jax.data.examples import Examples, write_examples
+from tests.flipped import flip
 from tests.refused import refused
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=40)
@@ -59,10 +60,7 @@ def slow_row(counts, seed, place):
 
 
 @given(
-    counts=COUNTS,
-    step=st.integers(0, 10**9),
-    batch_size=st.integers(1, 20),
-    seed=SEEDS,
+    counts=COUNTS, step=st.integers(0, 10**9), batch_size=st.integers(1, 20), seed=SEEDS
 )
 def test_rows_are_those_of_a_slow_twin(counts, step, batch_size, seed):
     rows = sentence_rows(starts_of(counts), step, batch_size=batch_size, seed=seed)
@@ -184,10 +182,7 @@ def test_starts_are_written_if_the_rows_of_each_sentence_follow_each_other(
 def test_damaged_starts_are_named(tmp_path):
     """Without checksums, too."""
     write(tmp_path / "set", [2, 1])
-    path = tmp_path / "set/sentence_starts.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(tmp_path / "set/sentence_starts.npy")
     with refused(r"from 0 to 3 in .*/sentence_starts\.npy"):
         Examples.open(tmp_path / "set")
 
@@ -202,19 +197,14 @@ def test_an_id_that_is_no_integer_is_one_line(tmp_path):
 
 def test_together_asks_for_the_drawn_span_first(tmp_path):
     rows = 6
-    examples = write_examples(
-        tmp_path / "examples",
-        [
-            {
-                "query_ids": np.where(np.eye(rows, dtype=bool), 1, np.arange(2, 8)),
-                "mask_positions": np.arange(rows)[:, None] * [1, 0, 0],
-                "mask_ids": np.arange(2, 8)[:, None] * [1, 0, 0],
-                "mask_weights": np.tile([1.0, 0.0, 0.0], (rows, 1)),
-                "sentence_id": np.array([0, 0, 0, 0, 5, 5]),
-            }
-        ],
-        {},
-    )
+    arrays = {
+        "query_ids": np.where(np.eye(rows, dtype=bool), 1, np.arange(2, 8)),
+        "mask_positions": np.arange(rows)[:, None] * [1, 0, 0],
+        "mask_ids": np.arange(2, 8)[:, None] * [1, 0, 0],
+        "mask_weights": np.tile([1.0, 0.0, 0.0], (rows, 1)),
+        "sentence_id": np.array([0, 0, 0, 0, 5, 5]),
+    }
+    examples = write_examples(tmp_path / "examples", [arrays], {})
     found = examples.together(np.array([2, 5]))
     # Three masks at most: the drawn one, then those after it, around to the first.
     assert found["mask_positions"].tolist() == [[2, 3, 0], [5, 4, 0]]

@@ -16,6 +16,7 @@ from realm_jax.data.salient_spans import Span
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.manifests import unseal
 from realm_jax.prepare.block_parts import Summary, pack_blocks, unpack_blocks
+from tests.flipped import flip
 from tests.refused import refused
 
 WORDPIECE = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(60))])
@@ -27,13 +28,8 @@ PIECES = [([5, 6], [10, 11, 12]), ([], [20]), ([7], [30, 31]), ([8] * 9, [64] * 
 def make_block(number):
     title_ids, body_ids = PIECES[number]
     body = " ".join(f"w{i - 5}" for i in body_ids)
-    text = BlockText(
-        title=f"Title {number} – 中𝒳",
-        body=body,
-        source_id=f"article-{number // 2}",
-        sentences=[(0, len(body))],
-        spans=[Span(0, 2, "DATE")],
-    )
+    marked = f"article-{number // 2}", [(0, len(body))], [Span(0, 2, "DATE")]
+    text = BlockText(f"Title {number} – 中𝒳", body, *marked)
     return Block(np.array(title_ids, np.int32), np.array(body_ids, np.int32), text)
 
 
@@ -198,9 +194,7 @@ def test_a_truncated_missing_or_flipped_file_is_named(own_store):
         sound = path.read_bytes()
         store = BlockStore.open(own_store)
         store.verify()
-        changed = bytearray(sound)
-        changed[-2] ^= 1
-        path.write_bytes(changed)
+        flip(path, -2)
         with refused(rf"{name} is damaged \(crc32c "):
             store.verify()
         path.write_bytes(sound[:-1])
@@ -269,9 +263,7 @@ def test_a_store_of_an_earlier_release_opens_and_is_verified(own_store):
     store = BlockStore.open(own_store)
     store.verify()
     assert store.text(2) == make_block(2).text
-    content = bytearray((own_store / "ids.npy").read_bytes())
-    content[-2] ^= 1
-    (own_store / "ids.npy").write_bytes(content)
+    flip(own_store / "ids.npy", -2)
     with refused(r"/ids\.npy is damaged \(crc32c "):
         store.verify()
 

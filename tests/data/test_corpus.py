@@ -40,9 +40,9 @@ def vocabulary(tmp_path_factory):
     return WordPiece.train(texts, 120, path)
 
 
-def build(directory, vocabulary, documents=tuple(DOCUMENTS), **settings):
-    settings = {"tagger": RuleTagger(), "chunk_length": 32} | settings
-    return build_corpus(documents, directory, vocabulary=vocabulary, **settings)
+def build(directory, vocabulary, documents=DOCUMENTS, chunk_length=32, **settings):
+    settings["chunk_length"] = chunk_length
+    return build_corpus(documents, directory, vocabulary, **settings)
 
 
 def quoted(text, ranges):

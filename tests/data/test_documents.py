@@ -33,8 +33,15 @@ def test_json_gives_back_any_text(title, text, escape):
 
 
 def test_an_article_without_id_is_identified_by_its_title_or_its_text():
-    assert from_json(title="Ávila", text="").source_id == "Ávila"
-    assert from_json(title="Ávila", text="", id=None).source_id == "Ávila"
+    beir = {"title": "a", "_id": "p7"}
+    for fields, name in (
+        ({"title": "Ávila"}, "Ávila"),
+        ({"title": "Ávila", "id": None}, "Ávila"),
+        (beir, "p7"),
+        (beir | {"id": None}, "p7"),
+        (beir | {"id": 0}, "0"),
+    ):
+        assert from_json(text="b", **fields).source_id == name
     one = from_json(title=" ", text="One.")
     assert one.source_id
     assert one == document_from_json(b'{"title": " ", "text": "One."}', "elsewhere")
@@ -42,10 +49,6 @@ def test_an_article_without_id_is_identified_by_its_title_or_its_text():
     assert one.source_id == from_json(title=None, text="One.").source_id
     assert one.source_id != from_json(text="Two.").source_id
     assert from_json(title=None, text="One.").title == ""
-    # The ids of BEIR.
-    assert from_json(title="a", text="b", _id="p7").source_id == "p7"
-    assert from_json(title="a", text="b", _id="p7", id=None).source_id == "p7"
-    assert from_json(title="a", text="b", _id="p7", id=0).source_id == "0"
 
 
 def test_a_byte_order_mark_is_left_out_and_half_a_surrogate_pair_replaced():
@@ -99,15 +102,10 @@ def test_offsets_in_bytes_become_offsets_in_characters(text, data):
     starts = [len(text[:start].encode()) for start, _ in spans]
     limits = [len(text[:end].encode()) for _, end in spans]
     labels = [f"label {i}".encode() for i in range(len(spans))]
-    document = document_from_bytes(
-        b"title", content, "here", spans=ByteRanges(starts, limits, labels)
-    )
-    assert document == Document(
-        "title",
-        text,
-        "title",
-        tuple(Span(*span, f"label {i}") for i, span in enumerate(spans)),
-    )
+    ranges = ByteRanges(starts, limits, labels)
+    document = document_from_bytes(b"title", content, "here", spans=ranges)
+    expected = tuple(Span(*span, f"label {i}") for i, span in enumerate(spans))
+    assert document == Document("title", text, "title", expected)
 
 
 @given(TEXT, st.integers(-3, 20), st.integers(-3, 20))

@@ -8,6 +8,7 @@ import pytest
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.features import SENTENCE_ID
 from realm_jax.manifests import unseal
+from tests.flipped import flip
 from tests.refused import refused
 
 
@@ -106,13 +107,11 @@ def test_examples_of_something_else_or_of_nothing_are_refused(tmp_path, examples
 def test_damage_is_named(examples):
     examples.verify()
     path = examples.directory / "ids.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(path)
     with refused(r"/ids\.npy is damaged \(crc32c "):
         Examples.open(examples.directory).verify()
     for damaged, message in [
-        (content[:-1], r"/ids\.npy has 259 bytes, not 260; "),
+        (path.read_bytes()[:-1], r"/ids\.npy has 259 bytes, not 260; "),
         (b"x" * 260, r"expected a NumPy array in .*ids\.npy"),
     ]:
         path.write_bytes(damaged)

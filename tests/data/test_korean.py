@@ -24,13 +24,8 @@ def store(request, tmp_path_factory):
     """The articles in blocks of a few sentences, in a vocabulary trained on them."""
     directory = tmp_path_factory.mktemp("korean")
     path = directory / "vocab.txt"
-    return build_corpus(
-        DOCUMENTS,
-        directory / "corpus",
-        vocabulary=WordPiece.train(TEXTS, 700, path, lowercase=request.param),
-        tagger=RuleTagger(),
-        chunk_length=64,
-    )
+    vocabulary = WordPiece.train(TEXTS, 700, path, lowercase=request.param)
+    return build_corpus(DOCUMENTS, directory / "corpus", vocabulary, chunk_length=64)
 
 
 @pytest.fixture(scope="module")

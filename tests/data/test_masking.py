@@ -66,14 +66,10 @@ def test_masks_exactly_the_wordpieces_of_the_span(
     if found is None or expected is None:
         return
     start, stop, first, end = found
-    example = masked_example(
-        encoding.ids[start:stop],
-        np.arange(first, end),
-        vocabulary=vocabulary,
-        source_block=5,
-        query_length=query_length,
-        max_masks=max_masks,
-    )
+    settings = {"vocabulary": vocabulary, "source_block": 5, "max_masks": max_masks}
+    settings["query_length"] = query_length
+    pieces, places = encoding.ids[start:stop], np.arange(first, end)
+    example = masked_example(pieces, places, **settings)
     query, positions, answers = expected
     scored = len(positions)
     padding = [0] * (max_masks - scored)
@@ -161,18 +157,12 @@ def test_spans_that_are_masked_together_are_those_of_the_sentence(data):
         query[first:end] = mask
         scored = list(range(first, end))[:max_masks]
         padding = [0] * (max_masks - len(scored))
-        rows.append(
-            {
-                "query_ids": query,
-                "mask_positions": np.array(scored + padding),
-                "mask_ids": np.array([sentence[i] for i in scored] + padding),
-                "mask_weights": np.array([1.0] * len(scored) + padding),
-                "source_block": np.array(7),
-            }
-        )
-    found = masking.mask_together(
-        {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    )
+        ids, weights = [sentence[i] for i in scored], [1.0] * len(scored)
+        padded = (part + padding for part in (scored, ids, weights))
+        rows.append((query, *padded, 7))
+    names = ("query_ids", "mask_positions", "mask_ids", "mask_weights", "source_block")
+    columns = map(np.array, zip(*rows, strict=True))
+    found = masking.mask_together(dict(zip(names, columns, strict=True)))
     # The slow twin: pieces that are asked for, and pieces that are hidden.
     asked = list(range(*spans[0]))[:max_masks]
     hidden = set(range(*spans[0]))

@@ -19,7 +19,6 @@ from realm_jax.data.questions import (
     unknown_titles,
     write_questions,
 )
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from tests.corpus_builder import build_corpus
 from tests.refused import refused
@@ -216,13 +215,7 @@ def test_a_corpus_says_which_articles_it_has(tmp_path):
         Document(title, "It burnt down. " * 5, title) for title in ("Čerkov", "R & B")
     ]
     vocabulary = WordPiece([*SPECIAL_PIECES, "it", "burnt", "down", "."])
-    corpus = build_corpus(
-        documents,
-        tmp_path / "corpus",
-        vocabulary=vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=9,
-    )
+    corpus = build_corpus(documents, tmp_path / "corpus", vocabulary, chunk_length=9)
     assert corpus.num_blocks > len(documents)
     known = asked("C\u030cerkov", "R_&amp;_B", " r  & B")
     assert unknown_titles(corpus, known) is None

@@ -73,14 +73,9 @@ def test_hides_some_pieces_and_scores_them(
     if not len(drawn):
         assert len(words if draw is draw_spans else kept) < 2
         return
-    example = masked_example(
-        np.array(kept, np.int32),
-        drawn,
-        vocabulary=vocabulary,
-        source_block=8,
-        query_length=query_length,
-        max_masks=max_masks,
-    )
+    settings = {"vocabulary": vocabulary, "source_block": 8, "max_masks": max_masks}
+    settings["query_length"] = query_length
+    example = masked_example(np.array(kept, np.int32), drawn, **settings)
     masked = masked_places(vocabulary, example, pieces, query_length)
     assert 0 < len(masked) < len(kept)
     scored = int(example["mask_weights"].sum())
@@ -210,10 +205,7 @@ def test_every_sentence_has_an_example(small_store, draw):
 def test_what_is_scored_is_not_always_the_first_of_the_sentence(small_store, draw):
     blocks = np.arange(small_store.num_blocks)
     examples = random_examples(small_store, blocks, draw, query_length=48, max_masks=2)
-    firsts = [
-        set(positions) == set(np.flatnonzero(query == small_store.vocabulary.mask)[:2])
-        for query, positions in zip(
-            examples["query_ids"], examples["mask_positions"], strict=True
-        )
-    ]
+    rows = zip(examples["query_ids"], examples["mask_positions"], strict=True)
+    mask = small_store.vocabulary.mask
+    firsts = [set(at) == set(np.flatnonzero(ids == mask)[:2]) for ids, at in rows]
     assert not all(firsts)

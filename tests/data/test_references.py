@@ -46,6 +46,17 @@ class Kind(NamedTuple):
 
 MASKED = {"query_length": QUERY, "max_masks": MASKS}
 PAIRS = {"query_length": QUERY, "document_length": DOCUMENT}
+
+
+def random_kind(draw):
+    return Kind(
+        PieceRows(**MASKED),
+        lambda store, ids: random_rows(store, ids, draw, **MASKED),
+        lambda store, ids: random_examples(store, ids, draw, **MASKED),
+        PretrainBatch,
+    )
+
+
 KINDS = {
     "salient": Kind(
         SpanRows(**MASKED),
@@ -53,18 +64,8 @@ KINDS = {
         lambda store, ids: salient_examples(store, ids, **MASKED),
         PretrainBatch,
     ),
-    "random_spans": Kind(
-        PieceRows(**MASKED),
-        lambda store, ids: random_rows(store, ids, draw_spans, **MASKED),
-        lambda store, ids: random_examples(store, ids, draw_spans, **MASKED),
-        PretrainBatch,
-    ),
-    "random_tokens": Kind(
-        PieceRows(**MASKED),
-        lambda store, ids: random_rows(store, ids, draw_tokens, **MASKED),
-        lambda store, ids: random_examples(store, ids, draw_tokens, **MASKED),
-        PretrainBatch,
-    ),
+    "random_spans": random_kind(draw_spans),
+    "random_tokens": random_kind(draw_tokens),
     "ict": Kind(
         PairRows(**PAIRS),
         inverse_cloze_rows,
@@ -91,6 +92,15 @@ def write(store, kind, folder):
 def write_whole(store, kind, folder):
     batch = kind.examples(store, np.arange(store.num_blocks))
     return write_examples(folder, [batch], {"corpus_fingerprint": store.fingerprint})
+
+
+FIVES, NO_TEXT = np.full(40, 5, np.int32), BlockText("", "", "", [], [])
+
+
+def write_corpus(store, folder, ids, text=NO_TEXT, count=1):
+    """Writes blocks of these wordpieces, whatever the text."""
+    blocks = [Block(ids[:0], ids, text)] * count
+    return write_blocks(folder, blocks, vocabulary=store.vocabulary, chunk_length=48)
 
 
 def assert_equal(found, expected):
@@ -147,9 +157,7 @@ def test_a_row_is_a_few_bytes(small_store, tmp_path):
 
 def test_integers_are_as_wide_as_the_corpus_needs(small_store, tmp_path):
     ids = np.zeros(300, np.int32)
-    block = Block(ids[:0], ids, BlockText("", "", "", [], []))
-    settings = {"vocabulary": small_store.vocabulary, "chunk_length": 48}
-    wide = write_blocks(tmp_path / "wide", [block] * 300, **settings)
+    wide = write_corpus(small_store, tmp_path / "wide", ids, count=300)
     layout = KINDS["salient"].layout
     columns = dict.fromkeys(layout.columns, np.array([299]))
     columns |= {"mask_first": np.array([0]), "mask_end": np.array([1])}
@@ -235,13 +243,7 @@ def test_another_corpus_is_refused(small_store, tmp_path):
     shutil.move(place, tmp_path / "moved")
     with refused("or given as `corpus`"):
         Examples.open(tmp_path / "moved")
-    text = BlockText("", "", "", [], [])
-    other = write_blocks(
-        tmp_path / "other",
-        [Block(np.zeros(0, np.int32), np.full(40, 5, np.int32), text)] * 40,
-        vocabulary=small_store.vocabulary,
-        chunk_length=48,
-    )
+    other = write_corpus(small_store, tmp_path / "other", FIVES, count=40)
     with refused(r"with corpus_fingerprint .* got "):
         Examples.open(tmp_path / "moved", corpus=other)
 
@@ -261,13 +263,7 @@ def test_rows_of_a_later_release_are_refused(small_store, tmp_path):
 def test_a_text_of_other_wordpieces_than_the_stored_ones_is_refused(
     small_store, tmp_path
 ):
-    block = small_store.text(0)
-    odd = write_blocks(
-        tmp_path / "odd",
-        [Block(np.zeros(0, np.int32), np.full(40, 5, np.int32), block)],
-        vocabulary=small_store.vocabulary,
-        chunk_length=48,
-    )
+    odd = write_corpus(small_store, tmp_path / "odd", FIVES, small_store.text(0))
     for kind in KINDS.values():
         with refused("wordpieces of block 0 of"):
             kind.rows(odd, np.arange(1))

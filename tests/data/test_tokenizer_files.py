@@ -5,7 +5,6 @@ import json
 import pytest
 
 from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from tests.corpus_builder import build_corpus
@@ -74,13 +73,8 @@ def test_a_corpus_and_its_vocabulary_keep_the_settings(folder):
     write(folder, tokenizer_config={"do_lower_case": True})
     for setting in ("lowercase", "tokenize_chinese_chars"):
         vocabulary = WordPiece.load(folder / "vocab.txt", **{setting: False})
-        store = build_corpus(
-            [Document("The Cafe", TEXT, "0")],
-            folder / setting,
-            vocabulary=vocabulary,
-            tagger=RuleTagger(),
-            chunk_length=40,
-        )
+        cafes = [Document("The Cafe", TEXT, "0")]
+        store = build_corpus(cafes, folder / setting, vocabulary, chunk_length=40)
         assert store.info[setting] is False
         for found in (store.vocabulary, load_vocabulary(store.directory / "vocab.txt")):
             assert found.settings == vocabulary.settings
@@ -96,6 +90,7 @@ def test_a_setting_that_contradicts_the_files_is_refused(folder):
 
 
 def test_what_is_not_berts_or_cannot_be_read_is_refused(folder):
+    odd = '{"normalizer": {"type": "BertNormalizer", "lowercase": 1}}'
     for file, content, said in [
         (CONFIG, "[1", "delimiter"),
         (CONFIG, "[1]", "no object"),
@@ -104,11 +99,7 @@ def test_what_is_not_berts_or_cannot_be_read_is_refused(folder):
         (TOKENIZER, "\xff", "decode"),
         (TOKENIZER, '{"normalizer": null}', "is None, not BertNormalizer"),
         (TOKENIZER, '{"normalizer": {"type": "Sequence"}}', "'Sequence', not Bert"),
-        (
-            TOKENIZER,
-            '{"normalizer": {"type": "BertNormalizer", "lowercase": 1}}',
-            "'lowercase' is 1",
-        ),
+        (TOKENIZER, odd, "'lowercase' is 1"),
     ]:
         (folder / file).write_bytes(content.encode("latin-1"))
         with refused(rf"in .*{file}, but .*{said}"):

@@ -131,12 +131,8 @@ def test_offsets_are_ordered_and_quote_what_a_piece_stands_for(text):
     chinese=st.booleans(),
 )
 def test_ids_equal_bert(texts, lowercase, strip_accents, chinese):
-    wordpiece = WordPiece(
-        PIECES,
-        lowercase=lowercase,
-        strip_accents=strip_accents,
-        tokenize_chinese_chars=chinese,
-    )
+    rules = {"strip_accents": strip_accents, "tokenize_chinese_chars": chinese}
+    wordpiece = WordPiece(PIECES, lowercase=lowercase, **rules)
     follows_case = strip_accents is None
     assert wordpiece.strip_accents == (lowercase if follows_case else strip_accents)
     expected = [twin_ids(text, wordpiece) for text in texts]

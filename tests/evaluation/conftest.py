@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
@@ -34,26 +33,14 @@ def corpus(tmp_path_factory):
     vocabulary = WordPiece.train(
         [document.text for document in documents], 150, directory / "vocab.txt"
     )
-    return build_corpus(
-        documents,
-        directory / "corpus",
-        vocabulary=vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=56,
-    )
+    return build_corpus(documents, directory / "corpus", vocabulary, chunk_length=56)
 
 
 @pytest.fixture(scope="session")
 def models(corpus):
-    bert = BertConfig(
-        vocab_size=corpus.vocabulary.size,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        mlp_size=32,
-        max_positions=64,
-        initializer_range=0.5,
-    )
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 32}
+    sizes |= {"max_positions": 64, "initializer_range": 0.5}
+    bert = BertConfig(vocab_size=corpus.vocabulary.size, **sizes)
     retriever = Retriever(RetrieverConfig(bert, projection_size=8))
     reader = SpanReader(bert, max_span=4)
     ids = np.ones((1, 8), np.int32)

@@ -13,6 +13,7 @@ from tests.evaluation.tiny_reader import (
     NUM_READ,
     TOWNS,
     FixedSearcher,
+    assert_alike,
     is_whole_words,
     make_answerer,
 )
@@ -134,13 +135,7 @@ def test_asked_alone_or_with_others_the_answer_is_the_same(models, corpus, embed
         make_answerer(models, corpus, searcher, batch_size=size).answer(QUESTIONS)
         for size in (8, 1)
     )
-    for one, other in zip(together, alone, strict=True):
-        assert (one.text, one.block_id, one.start) == (
-            other.text,
-            other.block_id,
-            other.start,
-        )
-        assert one.probability == pytest.approx(other.probability, abs=1e-5)
+    assert_alike(together, alone)
 
 
 def test_what_fits_of_a_question_is_what_is_read(models, corpus):

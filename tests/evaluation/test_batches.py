@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +8,7 @@ from realm_jax.index import device_search
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import make_searcher
 from tests.evaluation.test_answering import QUESTIONS as LONG
-from tests.evaluation.tiny_reader import LENGTHS, make_answerer
+from tests.evaluation.tiny_reader import LENGTHS, assert_alike, make_answerer
 
 # With one that is read in a shorter batch.
 QUESTIONS = [*LONG, "a"]
@@ -81,11 +80,4 @@ def test_padding_changes_nothing_but_rounding(models, corpus, embeddings, monkey
         "realm_jax.answering.batches.padded_lengths", lambda longest: [longest]
     )
     padded = make_answerer(models, corpus, searcher).answer(QUESTIONS)
-    for one, other in zip(expected, padded, strict=True):
-        assert (one.text, one.block_id, one.start) == (
-            other.text,
-            other.block_id,
-            other.start,
-        )
-        assert one.probability == pytest.approx(other.probability, abs=1e-5)
-        assert len(one.documents) == len(other.documents)
+    assert_alike(expected, padded)

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.evaluation.compare import (
     compare_runs,
     read_run,
@@ -17,12 +16,10 @@ from realm_jax.evaluation.comparisons import AFTER_FINETUNING, AFTER_REALM
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
 from realm_jax.manifests import FileRecord
-from realm_jax.metrics.retrieval import (
-    bootstrap_interval,
-    paired_bootstrap_difference,
-)
+from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
 from tests.evaluation.test_report import HOSTILE, Page, require_parts, run_info, start
 from tests.flipped import read_flipped
+from tests.refused import refused
 
 COUNT = 60
 
@@ -77,39 +74,29 @@ def runs(tmp_path, outcomes):
     )
     changed = {"train_steps": 20, "optimizer": {"learning_rate": 5e-5}, "own": True}
     of_first = {"pretrain": [start()], "finetune": [start(command="finetune")]}
+    last = start(seed=1, commit=None, settings=changed)
     of_second = {
-        "pretrain": [
-            start(settings={"train_steps": 99}),
-            start(seed=1, commit=None, settings=changed),
-        ],
+        "pretrain": [start(settings={"train_steps": 99}), last],
         "finetune": [],
     }
-    return (
-        write_run(tmp_path / "a", first, of_first),
-        # Asked in another order.
-        write_run(tmp_path / "b", second[::-1], of_second, versions="0.11"),
-    )
+    # The second was asked in another order.
+    other = write_run(tmp_path / "b", second[::-1], of_second, versions="0.11")
+    return write_run(tmp_path / "a", first, of_first), other
 
 
 def test_two_runs_are_compared_question_by_question(runs, outcomes):
     comparison = compare_runs(*map(read_run, runs))
     values = read_run(runs[0]).values[AFTER_FINETUNING]["F1"]
     assert (values.dtype, values.shape) == (np.float64, (COUNT,))
-    found = {(figure.label, figure.metric): figure for figure in comparison.figures}
-    assert list(found) == [
-        (AFTER_REALM, "recall@5"),
-        (AFTER_FINETUNING, "exact match"),
-        (AFTER_FINETUNING, "F1"),
-    ]
-    for column, label, metric in (
-        (0, AFTER_FINETUNING, "exact match"),
-        (1, AFTER_REALM, "recall@5"),
-    ):
+    recall, exact_match, f1 = comparison.figures
+    found = [(figure.label, figure.metric) for figure in (recall, exact_match, f1)]
+    after = AFTER_FINETUNING
+    assert found == [(AFTER_REALM, "recall@5"), (after, "exact match"), (after, "F1")]
+    for column, figure in enumerate((exact_match, recall)):
         first, second = (
             np.asarray([question[column] for question in run], np.float64)
             for run in outcomes
         )
-        figure = found[label, metric]
         assert figure.first == bootstrap_interval(first)
         assert figure.second == bootstrap_interval(second)
         assert figure.difference == paired_bootstrap_difference(first, second)
@@ -124,9 +111,8 @@ def test_answers_that_changed_are_listed_on_their_side(runs, outcomes):
     lost = [f"Question {i}?" for i, (a, b) in enumerate(right) if a and not b]
     assert [answer.question for answer in comparison.won] == won
     assert [answer.question for answer in comparison.lost] == lost
-    assert {(answer.first, answer.second) for answer in comparison.won} == {
-        ("plain", "yes")
-    }
+    answers = {(answer.first, answer.second) for answer in comparison.won}
+    assert answers == {("plain", "yes")}
 
 
 def test_what_the_last_starts_of_a_stage_differ_in_is_listed(runs):
@@ -152,11 +138,8 @@ def test_predictions_of_earlier_versions_are_compared_by_exact_match(runs, tmp_p
     for record in old:
         del record["measured"]
     place = write_run(tmp_path / "old", old)
-    file = f"{place}/predictions.jsonl"
-    for comparison in (
-        compare_runs(read_run(place), read_run(runs[0])),
-        compare_runs(read_run(file), read_run(runs[0])),
-    ):
+    for path in (place, f"{place}/predictions.jsonl"):
+        comparison = compare_runs(read_run(path), read_run(runs[0]))
         [figure] = comparison.figures
         assert (figure.label, figure.metric) == (AFTER_FINETUNING, "exact match")
         assert figure.first.mean == 0.5
@@ -172,22 +155,17 @@ def test_the_page_is_sound_and_shows_what_was_compared(runs, tmp_path):
     assert page.tags["script"] == 0
     require_parts(
         " ".join(" ".join(page.text).split()),
-        "60 questions that both were asked",
-        "Exact match after fine-tuning",
-        "Recall@5 after REALM",
-        "REALM pre-training",
-        "own – true",
+        "60 questions that both were asked|Exact match after fine-tuning|own – true",
+        "Recall@5 after REALM|REALM pre-training",
         f"Right in the second alone: {len(comparison.won)}",
     )
     content = json.loads(written["compare.json"])
     assert content["num_questions"] == COUNT
     assert content["figures"][0]["metric"] == "recall@5"
     assert content["settings"]["pretrain"][1]["second"] == "1"
-    assert [line.split(":")[0] for line in summary_lines(comparison)] == [
-        "After REALM, recall@5",
-        "After fine-tuning, exact match",
-        "After fine-tuning, F1",
-    ]
+    said = [line.split(":")[0] for line in summary_lines(comparison)]
+    after = ("After fine-tuning, exact match", "After fine-tuning, F1")
+    assert said == ["After REALM, recall@5", *after]
 
 
 def test_what_comes_from_text_is_escaped(tmp_path):
@@ -212,10 +190,8 @@ def test_other_questions_cannot_be_compared(tmp_path):
     ):
         others = [lines[0], {**lines[1], **changes}, lines[2]]
         second = write_run(tmp_path / name, others)
-        with pytest.raises(BadInputError, match="the same questions") as error:
+        with refused(f"the same questions .*{first}.*{said}"):
             compare_runs(read_run(first), read_run(second))
-        assert said in str(error.value)
-        assert first in str(error.value)
 
 
 def test_no_changed_bit_of_an_evaluation_is_believed(tmp_path):
@@ -235,7 +211,7 @@ def test_no_changed_bit_of_an_evaluation_is_believed(tmp_path):
 def test_damaged_predictions_are_bad_input(tmp_path):
     whole = line(0, right=True, found=True)
     other = line(1, right=True, found=True, measured={})
-    with pytest.raises(BadInputError, match=r"predictions\.jsonl, found none"):
+    with refused(r"predictions\.jsonl, found none"):
         read_run(str(tmp_path))
     for text, said in (
         ("", "expected predictions in"),
@@ -245,6 +221,5 @@ def test_damaged_predictions_are_bad_input(tmp_path):
         (f"{json.dumps(whole)}\n{json.dumps(other)}", "the same figures of every"),
     ):
         (tmp_path / "predictions.jsonl").write_text(text)
-        with pytest.raises(BadInputError, match=said) as error:
+        with refused(f"{said}.*{tmp_path}|{tmp_path}.*{said}"):
             read_run(str(tmp_path))
-        assert str(tmp_path) in str(error.value)

@@ -101,26 +101,23 @@ def test_each_span_is_filled_in_as_if_alone(measured):
             )
             words.append(softmax(np.asarray(read(ids[0], segments[0], position))[0, 0]))
         marginal = sum(p * w for p, w in zip(retrieval, words, strict=True))
-        assert math.exp(spans.log_marginal[i]) == pytest.approx(
-            marginal[target], rel=1e-3
-        )
-        assert math.exp(spans.log_null[i]) == pytest.approx(words[0][target], rel=1e-3)
-        assert spans.correct[i] == (marginal.argmax() == target)
-        assert spans.null_correct[i] == (words[0].argmax() == target)
+        for found, is_correct, expected in (
+            (spans.log_marginal[i], spans.correct[i], marginal),
+            (spans.log_null[i], spans.null_correct[i], words[0]),
+        ):
+            assert math.exp(found) == pytest.approx(expected[target], rel=1e-3)
+            assert is_correct == (expected.argmax() == target)
 
 
 def test_fewer_are_spread_evenly_and_none_is_counted_twice(measured):
     *_, measure = measured
     all_of_them, some = measure(100), measure(3)
-    assert len(all_of_them.correct) == 12
-    assert len(some.correct) == 3
-    for row, whole in enumerate((0, 5, 11)):
-        np.testing.assert_array_equal(
-            some.batch.query_ids[row], all_of_them.batch.query_ids[whole]
-        )
-        assert some.log_marginal[row] == pytest.approx(
-            all_of_them.log_marginal[whole], rel=1e-4
-        )
+    rows = [0, 5, 11]
+    assert (len(all_of_them.correct), len(some.correct)) == (12, 3)
+    expected = all_of_them.batch.query_ids[rows]
+    np.testing.assert_array_equal(some.batch.query_ids, expected)
+    logs = all_of_them.log_marginal[rows]
+    np.testing.assert_allclose(some.log_marginal, logs, rtol=1e-4)
 
 
 def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured):
@@ -167,14 +164,13 @@ def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measu
         sentence = store.vocabulary.decode(pieces)
         # Each value is a word of its own, and ends its sentence.
         assert sentence.endswith(f" {answer}.")
-        assert example.before == sentence.removesuffix(f"{answer}.")
-        assert example.after == "."
+        parts = example.before, example.after
+        assert parts == (sentence.removesuffix(f"{answer}."), ".")
         shares = [d.retrieval_probability for d in example.documents]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) == pytest.approx(1.0, rel=1e-4)
-        mixed = sum(
-            d.retrieval_probability * d.answer_probability for d in example.documents
-        )
+        chances = [document.answer_probability for document in example.documents]
+        mixed = np.dot(shares, chances)
         assert mixed == pytest.approx(example.marginal, rel=1e-3)
         assert [d.block_id for d in example.documents].count(-1) == 1
         for document in example.documents:
@@ -213,14 +209,11 @@ def test_a_sentence_that_is_typed_gets_the_probabilities_that_are_measured(measu
     for (sentence, example), answer in zip(asked, answers, strict=True):
         assert (answer.question, answer.text) == (sentence, example.answer)
         assert answer.probability == pytest.approx(example.marginal, rel=1e-4)
-        for found, expected in zip(answer.documents, example.documents, strict=True):
-            assert found.block_id == expected.block_id
-            assert found.probability == pytest.approx(
-                expected.retrieval_probability, rel=1e-4
-            )
-            assert found.answer_probability == pytest.approx(
-                expected.answer_probability, rel=1e-4
-            )
+        for found, shown in zip(answer.documents, example.documents, strict=True):
+            assert found.block_id == shown.block_id
+            expected = shown.retrieval_probability, shown.answer_probability
+            probabilities = found.probability, found.answer_probability
+            assert probabilities == pytest.approx(expected, rel=1e-4)
             if found.block_id < 0:
                 assert (found.title, found.text) == ("No document", "")
             else:

@@ -16,26 +16,16 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.metrics.answers import has_answer
 from realm_jax.models.span_reader import SpanScores, span_bounds
-from tests.evaluation.tiny_reader import (
-    TOWNS,
-    FixedSearcher,
-    make_answerer,
-)
+from tests.evaluation.tiny_reader import TOWNS, FixedSearcher, make_answerer
 
 
 @pytest.fixture(scope="module")
 def questions():
     """More than one batch, of which the last is not full."""
     founded = [
-        Question(
-            id=f"founder-{i}",
-            index=i,
-            question=f"Who founded {town}?",
-            answers=(f"Karel von {TOWNS[i - 3]}",),
-            split="test",
-            title=town,
-        )
+        Question(f"founder-{i}", i, f"Who founded {town}?", (founder,), "test", town)
         for i, town in enumerate(TOWNS)
+        for founder in [f"Karel von {TOWNS[i - 3]}"]
     ]
     asked_twice = Question("again", 8, founded[0].question, ("Nobody",), "test")
     return [*founded, asked_twice]
@@ -66,17 +56,8 @@ class PlantedReader:
             return logits, valid
 
         shape = (*ids.shape[:-1], len(starts))
-        return SpanScores(
-            *jax.pure_callback(
-                score,
-                (
-                    jax.ShapeDtypeStruct(shape, np.float32),
-                    jax.ShapeDtypeStruct(shape, bool),
-                ),
-                ids,
-                segment_ids,
-            )
-        )
+        shapes = [jax.ShapeDtypeStruct(shape, kind) for kind in (np.float32, bool)]
+        return SpanScores(*jax.pure_callback(score, tuple(shapes), ids, segment_ids))
 
 
 @pytest.fixture(scope="module")
@@ -115,22 +96,17 @@ def test_recall_and_relevance_are_of_the_blocks_that_were_found(
     assert 0 < hits < len(questions)
 
 
+def founding_blocks(corpus):
+    return [b for b in range(corpus.num_blocks) if "founded" in corpus.text(b).body]
+
+
 def test_the_answer_is_the_original_text(models, corpus, questions, planted):
-    blocks = [
-        block
-        for block in range(corpus.num_blocks)
-        if "founded" in corpus.text(block).body
-    ]
-    result = evaluate(
-        models,
-        corpus,
-        questions[: len(TOWNS)],
-        FixedSearcher(np.asarray(blocks)[:, None], corpus.num_blocks),
-        reader=planted,
-    )
-    assert result.exact_match.tolist() == [1.0] * len(TOWNS)
-    assert result.f1.tolist() == [1.0] * len(TOWNS)
-    assert result.recall[1].tolist() == [1.0] * len(TOWNS)
+    blocks = founding_blocks(corpus)
+    searcher = FixedSearcher(np.asarray(blocks)[:, None], corpus.num_blocks)
+    asked = questions[: len(TOWNS)]
+    result = evaluate(models, corpus, asked, searcher, reader=planted)
+    for values in (result.exact_match, result.f1, result.recall[1]):
+        assert values.tolist() == [1.0] * len(TOWNS)
     answers = [prediction.answer.text for prediction in result.predictions]
     for town, block, prediction in zip(TOWNS, blocks, result.predictions, strict=True):
         shown = answered_question(prediction)
@@ -162,8 +138,7 @@ def test_patterns_have_no_f1(models, corpus, questions):
     )
     first, second = result.predictions
     assert first.f1 is not None
-    assert second.f1 is None
-    assert result.f1 is None
+    assert second.f1 is result.f1 is None
 
 
 def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions, planted):
@@ -181,11 +156,9 @@ def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions, plant
     assert sample_answers(predictions, 4) == sample_answers(predictions, 4)
     # Where one kind is rare, more of the other are shown.
     for rare in (True, False):
+        kinds = Outcome.NOT_READ, Outcome.RIGHT
         few = [
-            dataclasses.replace(
-                one,
-                outcome=Outcome.RIGHT if rare == (row == 0) else Outcome.NOT_READ,
-            )
+            dataclasses.replace(one, outcome=kinds[rare == (row == 0)])
             for row, one in enumerate(predictions)
         ]
         shown = [answer.correct for answer in sample_answers(few, 4)]
@@ -214,9 +187,8 @@ def test_predictions_are_joined_by_id_though_a_question_is_asked_twice(
         assert record["probability"] == pytest.approx(sum(terms))
         for found in record["documents"]:
             body = corpus.text(found["block"]).body
-            assert {body[start:end] for start, end in found["answer_at"]} <= {
-                answer.text
-            }
+            quoted = {body[start:end] for start, end in found["answer_at"]}
+            assert quoted <= {answer.text}
         figures = record["measured"]["After fine-tuning"]
         assert figures == {"exact match": float(record["correct"])}
     assert by_id["founder-0"]["question"] == by_id["again"]["question"]
@@ -225,7 +197,7 @@ def test_predictions_are_joined_by_id_though_a_question_is_asked_twice(
 def test_what_was_wrong_follows_from_the_texts_that_were_read(
     models, corpus, questions, planted
 ):
-    founded = [b for b in range(corpus.num_blocks) if "founded" in corpus.text(b).body]
+    founded = founding_blocks(corpus)
     rng = np.random.default_rng(3)
     found = np.stack([rng.permutation(corpus.num_blocks) for _ in questions])
     # The right block and another that the planted reader also answers from.

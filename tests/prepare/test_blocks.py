@@ -202,23 +202,12 @@ def build(folder, lines, vocabulary, *, max_bad_lines=0, shard_bytes=2000):
     source = open_source(str(folder / "lines.jsonl"), shard_bytes=shard_bytes)
     shards = source.shards()
     names = blocks.part_names(len(shards))
-    make = blocks.MakeBlocks(
-        source,
-        dict(zip(names, shards, strict=True)),
-        vocabulary,
-        tagger="rules",
-        chunk_length=40,
-        max_bad_lines=max_bad_lines,
-    )
+    settings = {"vocabulary": vocabulary, "chunk_length": 40}
+    settings["max_bad_lines"] = max_bad_lines
+    of_parts = dict(zip(names, shards, strict=True))
+    make = blocks.MakeBlocks(source, of_parts, tagger="rules", **settings)
     parts = [make(name, lambda: None) for name in names]
-    return blocks.assemble(
-        str(folder / "corpus"),
-        iter(parts),
-        vocabulary=vocabulary,
-        chunk_length=40,
-        max_bad_lines=max_bad_lines,
-        metadata={},
-    )
+    return blocks.assemble(str(folder / "corpus"), iter(parts), metadata={}, **settings)
 
 
 def hashes(store: BlockStore):

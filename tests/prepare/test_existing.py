@@ -169,16 +169,14 @@ def test_examples_are_not_kept_when_their_module_or_settings_change(root, realm)
     assert realm(*with_years(FEW))[0] == 0
     longer = "--gin.prepare.PrepareConfig.max_masks=7"
     code, said = realm(*with_years(FEW, longer))
+    assert re.search("mine_years.*their max_masks is 6, not 7", said), said
     assert code == 2
-    assert "mine_years" in said
-    assert "their max_masks is 6, not 7" in said
     # What the module imports has changed.
     write_module(root, rules="def is_kept(answer):\n    return answer > '15'\n")
     code, said = realm(*with_years(FEW))
     folder = root / "corpus" / "examples" / "mine_years"
     assert code == 2
-    assert "the module mine_rules has changed since" in said
-    assert said.endswith(f"rm -r {folder}")
+    assert re.search(f"the module mine_rules has changed since.*rm -r {folder}$", said)
     assert answers(root) == years_of(root)
     # The other tasks are not the module's.
     assert realm(FEW, "--import_module=mine")[0] == 0
@@ -187,24 +185,21 @@ def test_examples_are_not_kept_when_their_module_or_settings_change(root, realm)
     later = {year for year in years_of(root) if year > "15"}
     assert set(filter(str.isdigit, answers(root))) == later
     # The corpus that the module reads is another one now.
-    rewritten(
-        folder / "train/examples.json",
-        lambda info: info["metadata"].update(corpus_fingerprint="0" * 64),
-    )
+    other = {"corpus_fingerprint": "0" * 64}
+    path = folder / "train/examples.json"
+    rewritten(path, lambda info: info["metadata"].update(other))
     code, said = realm(*with_years(FEW))
-    assert code == 2
-    assert "they were made for another corpus" in said
+    assert (code, "they were made for another corpus" in said) == (2, True)
 
 
 def test_a_changed_question_file_is_not_ignored(root, realm):
-    flags = [FEW]
-    assert realm(*flags)[0] == 0
+    assert realm(FEW)[0] == 0
     path = root / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     # The same questions, spelled otherwise.
     spelled = [{**line, "answers": line["answers"]} for line in lines]
     path.write_text("\n".join(map(json.dumps, spelled)))
-    assert realm(*flags)[0] == 0
+    assert realm(FEW)[0] == 0
     splits = {"train": "train", "dev": "test", "test": "test"}
     for changed in (
         [lines[0] | {"title": "Town4"}, *lines[1:]],
@@ -212,15 +207,14 @@ def test_a_changed_question_file_is_not_ignored(root, realm):
         [line | {"split": splits[line["split"]]} for line in lines],
     ):
         path.write_text("\n".join(map(json.dumps, changed)))
-        code, said = realm(*flags)
+        code, said = realm(FEW)
         assert code == 2, changed[0]
         assert said.endswith(f"rm -r {root}/corpus/examples/towns_questions")
 
 
 def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
     """Examples of an earlier release do not record their questions."""
-    flags = [FEW]
-    assert realm(*flags)[0] == 0
+    assert realm(FEW)[0] == 0
     path = root / "questions.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if '"dev"' not in line))
@@ -228,9 +222,8 @@ def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
         rewritten(manifest, forget)
     shutil.rmtree(root / "corpus/examples/towns_questions/train")
     shutil.rmtree(root / "corpus/examples/towns_questions/test")
-    code, said = realm(*flags)
-    assert code == 2
-    assert "got dev too" in said
+    code, said = realm(FEW)
+    assert (code, "got dev too" in said) == (2, True)
 
 
 def forget(info):
@@ -252,9 +245,8 @@ def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
         other = {"version": "9.9", "source": "0" * 64}
         patch.setattr(existing, "package_code", lambda: other)
         code, said = realm()
-    assert code == 0
+    assert (code, "unknown" in said) == (0, False)
     assert "other code of realm_jax made them" in said
-    assert "unknown" not in said
     longer = "--gin.prepare.PrepareConfig.max_masks=7"
     code, said = realm(longer)
     assert (code, "their max_masks is 6, not 7" in said) == (2, True)

@@ -1,11 +1,7 @@
 """Which tagger a name stands for."""
 
-import pathlib
-import subprocess
 import sys
 from importlib.util import find_spec
-
-import pytest
 
 from realm_jax.data.salient_spans import RuleTagger, SpacyTagger
 from realm_jax.prepare.taggers import tagger_by_name
@@ -50,18 +46,3 @@ def test_a_checkpoint_tags_a_corpus_that_is_prepared(registry, store, tmp_path):
     ]
     found = tagger.tag([store.text(block).body for block in set(blocks)])
     assert len(blocks) == sum(map(len, found)) > 100
-
-
-@pytest.mark.full
-def test_rules_need_neither_jax_models_nor_tensorflow():
-    script = (
-        "import sys; from realm_jax.prepare.taggers import tagger_by_name;"
-        "tagger_by_name('rules');"
-        "print([name for name in sys.modules if name in "
-        "('tensorflow', 'realm_jax.models.bert', 'spacy')])"
-    )
-    root = pathlib.Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, cwd=root
-    )
-    assert done.stdout.strip() == b"[]"

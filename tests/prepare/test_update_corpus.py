@@ -53,13 +53,9 @@ def write_lines(path, records):
 
 def prepare(root, name, records, vocabulary, chunk_length=24):
     """Makes root/name of records as `realm prepare` does."""
-    config = BlocksConfig(
-        corpus=str(root / name),
-        source=write_lines(root / f"{name}.jsonl", records),
-        vocabulary=vocabulary,
-        tagger="rules",
-        chunk_length=chunk_length,
-    )
+    source = write_lines(root / f"{name}.jsonl", records)
+    settings = {"tagger": "rules", "chunk_length": chunk_length}
+    config = BlocksConfig(str(root / name), source, vocabulary, **settings)
     prepare_blocks(config, workers=HERE)
     return root / name
 
@@ -284,10 +280,8 @@ def test_one_process_makes_a_version(old, tmp_path):
 
 def test_it_stops_when_asked_and_goes_on(old, tmp_path):
     stop = threading.Event()
-    write_lines(tmp_path / "new.changes.jsonl", CHANGED)
-    config = UpdateConfig(
-        str(old), str(tmp_path / "new.changes.jsonl"), str(tmp_path / "new")
-    )
+    changes = write_lines(tmp_path / "new.changes.jsonl", CHANGED)
+    config = UpdateConfig(str(old), changes, str(tmp_path / "new"))
 
     def report(what, done, total):
         if what == "blocks":

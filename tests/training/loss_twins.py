@@ -49,13 +49,8 @@ def masked_queries(corpus):
     query_ids = query_ids.copy()
     for row, position in ((0, 3), (0, 4), (1, 2)):
         query_ids[row, position] = corpus.vocabulary.mask
-    return PretrainBatch(
-        query_ids=query_ids,
-        mask_positions=positions,
-        mask_ids=mask_ids,
-        mask_weights=weights,
-        source_block=np.full(3, -1, np.int32),
-    )
+    source_block = np.full(3, -1, np.int32)
+    return PretrainBatch(query_ids, positions, mask_ids, weights, source_block)
 
 
 def pretrain_inputs(corpus):
@@ -104,10 +99,9 @@ def finetune_inputs(corpus):
     answers[0, 0, (body + 1) * MAX_SPAN + 1] = True
     answers[0, 1, (body + 2) * MAX_SPAN] = True
     rng = np.random.default_rng(0)
+    answer_ids, rows = np.zeros((2, 1, 1), np.int32), np.arange(2, dtype=np.int32)
     return FinetuneInputs(
-        questions=QuestionBatch(
-            question_ids, np.zeros((2, 1, 1), np.int32), np.arange(2, dtype=np.int32)
-        ),
+        questions=QuestionBatch(question_ids, answer_ids, rows),
         block_embeddings=rng.standard_normal((2, 3, 8)).astype(np.float32),
         block_valid=blocks >= 0,
         block_has_answer=np.array([[False, True, True], [True, False, False]]),

@@ -19,18 +19,25 @@ from tests import tiny_world
 from tests.tiny_world import NEVER, read_item, silent
 
 
-class Killed(BaseException):
+class _Killed(BaseException):
     """Ends a run as a kill would: nothing catches it."""
 
 
-def kill_after(steps):
-    """A report that kills the run."""
+def kill_run(stage, config, steps):
+    """Kills a run after so many updates."""
 
     def report(step, total, values):
         if step == steps:
-            raise Killed
+            raise _Killed
 
-    return report
+    with pytest.raises(_Killed):
+        stage.run(config, report, NEVER)
+
+
+def stop_run(stage, config, steps):
+    """Asks a run to stop after so many updates."""
+    stop, report = tiny_world.stop_after(steps)
+    assert not stage.run(config, report, stop)
 
 
 def params_of(folder):
@@ -52,12 +59,9 @@ def arrays_of(folder):
 
 def lines_of(folder):
     """The lines of metrics by step, without what a clock says."""
+    clocks = ("_seconds", "_second")
     return {
-        line["step"]: {
-            name: value
-            for name, value in line.items()
-            if not name.endswith(("_seconds", "_second"))
-        }
+        line["step"]: {k: value for k, value in line.items() if not k.endswith(clocks)}
         for line in read_metrics(str(folder))
     }
 

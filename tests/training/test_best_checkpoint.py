@@ -33,18 +33,13 @@ from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, silent
-from tests.training.runs import Killed, embeddings_of, kill_after, lines_of, state_of
+from tests.training.runs import embeddings_of, kill_run, lines_of, state_of
 
 pytestmark = pytest.mark.full
 
+MEASURED = ("utility", "likelihood", "null_likelihood", "accuracy", "null_accuracy")
 NAMES = {
-    "held_out_utility",
-    "held_out_likelihood",
-    "held_out_null_likelihood",
-    "held_out_accuracy",
-    "held_out_null_accuracy",
-    "held_out_null_retrieval",
-    "held_out_retrieval_entropy",
+    f"held_out_{name}" for name in (*MEASURED, "null_retrieval", "retrieval_entropy")
 }
 
 
@@ -155,21 +150,11 @@ def test_the_best_stays_with_its_index_while_newer_ones_come_and_go(world, tmp_p
     assert_same_bits(best.tree, seen[1])
     assert checkpoints.restore_params(store).step == 16
     assert open_finished(tmp_path, "pretrain", {}).step == 16
-    started = {
-        which: Stage(
-            "pretrain",
-            config_of(
-                world,
-                tmp_path / "next",
-                warm_start=str(tmp_path),
-                warm_start_checkpoint=which,
-            ),
-            KnowledgeEncoder,
-        ).state.params
-        for which in ("best", "last")
-    }
-    assert_same_bits(jax.device_get(started["best"]), seen[1])
-    assert_same_bits(jax.device_get(started["last"]), seen[-1])
+    for which, expected in (("best", seen[1]), ("last", seen[-1])):
+        source = {"warm_start": str(tmp_path), "warm_start_checkpoint": which}
+        started = config_of(world, tmp_path / "next", **source)
+        params = Stage("pretrain", started, KnowledgeEncoder).state.params
+        assert_same_bits(jax.device_get(params), expected)
     damaged = next(p for p in (tmp_path / "checkpoints/3").rglob("*") if p.is_file())
     damaged.unlink()
     with refused(r"of step 3.* is missing; .*last one"):
@@ -195,8 +180,7 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with scripted({0: 0.1, 3: 0.5, 6: 0.2}):
         assert pretrain.run(config_of(world, whole), silent, NEVER)
-        with pytest.raises(Killed):
-            pretrain.run(config_of(world, parts), kill_after(killed_at), NEVER)
+        kill_run(pretrain, config_of(world, parts), killed_at)
         assert finished_steps(open_store(parts))[-1] == resumes_from
         assert pretrain.run(config_of(world, parts), silent, NEVER)
     assert utilities_of(whole) == utilities_of(parts) == {3: 0.5, 4: None, 8: 0.2}

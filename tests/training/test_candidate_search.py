@@ -29,6 +29,7 @@ from tests.training.runs import embeddings_of
 from tests.waiting import PATIENCE, Clock
 
 KEY = jax.random.key(5)
+MESH = make_mesh(MeshConfig())
 NUM_CANDIDATES = 4
 
 
@@ -38,7 +39,7 @@ def losses(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
     layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
-    return loss, RetrievingLoss(loss, NUM_CANDIDATES, layout, make_mesh(MeshConfig()))
+    return loss, RetrievingLoss(loss, NUM_CANDIDATES, layout, MESH)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,10 @@ def both(corpus):
     """The two ways to a step's inputs, parameters, an index, and masked sentences."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     params = draw(corpus.vocabulary.size, KnowledgeEncoder)
-    mesh = make_mesh(MeshConfig())
     embeddings = embeddings_of(params["retriever"], corpus)
-    index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
-    on_host = HostSearch(config, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
-    within = DeviceSearch(corpus, DocumentLayout.of(LENGTHS, corpus.vocabulary), mesh)
+    index = LoadedIndex(DeviceSearcher(embeddings, mesh=MESH), None)
+    on_host = HostSearch(config, corpus, LENGTHS, NUM_CANDIDATES, MESH, 16, ahead=False)
+    within = DeviceSearch(corpus, DocumentLayout.of(LENGTHS, corpus.vocabulary), MESH)
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     batch = PretrainBatch(**examples.batch(np.arange(16)))
     return on_host, within, params, index, batch
@@ -86,28 +86,19 @@ def first_pieces(corpus):
     query_ids[:, 1:5] = corpus.body_ids(blocks, 4)
     masked = query_ids[:, 2:3].copy()
     query_ids[:, 2] = special.mask
-    return PretrainBatch(
-        query_ids=query_ids,
-        mask_positions=np.full((16, 1), 2, np.int32),
-        mask_ids=masked,
-        mask_weights=np.ones((16, 1), np.float32),
-        source_block=blocks,
-    )
+    positions, weights = np.full((16, 1), 2, np.int32), np.ones((16, 1), np.float32)
+    return PretrainBatch(query_ids, positions, masked, weights, source_block=blocks)
 
 
 def test_with_own_blocks_the_candidates_are_the_same(both, losses, corpus):
     _, _, params, index, _ = both
     loss, retrieving = losses
     batch = first_pieces(corpus)
-    mesh = make_mesh(MeshConfig())
-    on_host = HostSearch(
-        *(loss.retriever.config, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16),
-        ahead=False,
-        own_block=True,
-    )
-    within = DeviceSearch(
-        corpus, DocumentLayout.of(LENGTHS, corpus.vocabulary), mesh, own_block=True
-    )
+    settings = (corpus, LENGTHS, NUM_CANDIDATES, MESH, 16)
+    own = {"own_block": True}
+    on_host = HostSearch(loss.retriever.config, *settings, ahead=False, **own)
+    layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
+    within = DeviceSearch(corpus, layout, MESH, **own)
     of_step = (0, params["retriever"], index, lambda step: batch)
     expected, inputs = on_host(*of_step).candidates, within(*of_step)
     assert_same(jax.jit(retrieving.candidates)(params["retriever"], inputs), expected)
@@ -131,11 +122,7 @@ def test_loss_and_gradient_are_the_same(both, losses):
     expected_gradient, expected = run(on_host, loss)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert 0 < found["padding_share"] < 1
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-        gradient,
-        expected_gradient,
-    )
+    tiny_world.assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-5)
 
 
 class SlowSearcher:
@@ -156,7 +143,7 @@ def searching(both, corpus, searcher, **options):
     """A search on the host with this searcher: a function of step and index."""
     _, _, params, _, batch = both
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    settings = (corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16)
+    settings = (corpus, LENGTHS, NUM_CANDIDATES, MESH, 16)
     search = HostSearch(config, *settings, **options)
     first = LoadedIndex(searcher, types.SimpleNamespace(step=0))
 

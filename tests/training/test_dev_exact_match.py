@@ -21,18 +21,13 @@ from tests import groups, tiny_world
 from tests.refused import refused
 from tests.tiny_world import EMBED, NEVER, assert_same_bits, silent
 from tests.training import hosts_program
-from tests.training.runs import Killed, kill_after, state_of
+from tests.training.runs import kill_run, state_of, stop_run
 
 
 def config_of(world, folder, **changes):
     """Six updates, measured after every second; one program in all tests."""
-    values = {
-        "train_steps": 6,
-        "batch_size": 12,
-        "questions": world.questions,
-        "evaluation_period": 2,
-        "checkpoint_period": 4,
-    }
+    values = {"train_steps": 6, "batch_size": 12, "questions": world.questions}
+    values |= {"evaluation_period": 2, "checkpoint_period": 4}
     return tiny_world.finetune_config(world, folder, **(values | changes))
 
 
@@ -110,16 +105,6 @@ def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
     assert chosen_checkpoint(str(tmp_path), 8) == ChosenCheckpoint(8, 0.5, 10, 0.4)
 
 
-def test_killed_and_resumed_it_is_the_same_run(world, tmp_path):
-    whole, parts = (config_of(world, tmp_path / name) for name in ("whole", "parts"))
-    assert finetune.run(whole, silent, NEVER)
-    with pytest.raises(Killed):
-        finetune.run(parts, kill_after(3), NEVER)
-    assert finetune.run(parts, silent, NEVER)
-    assert measured_at(parts.model_dir) == measured_at(whole.model_dir)
-    assert scores_of(parts.model_dir) == scores_of(whole.model_dir)
-
-
 def test_it_ends_early_at_the_right_measurement_and_does_not_go_on(
     world, corpus, tmp_path
 ):
@@ -133,8 +118,8 @@ def test_it_ends_early_at_the_right_measurement_and_does_not_go_on(
     assert opened(config, corpus, Which.LAST).run.step == 8
     # Killed and resumed, too.
     parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
-    with scripted([0.3, 0.5, 0.4]), pytest.raises(Killed):
-        finetune.run(parts, kill_after(7), NEVER)
+    with scripted([0.3, 0.5, 0.4]):
+        kill_run(finetune, parts, 7)
     with scripted([0.4, 0.5]):
         assert finetune.run(parts, silent, NEVER)
     assert_same_bits(*(state_of(one.model_dir, 8) for one in (config, parts)))
@@ -148,8 +133,7 @@ def test_it_ends_early_at_the_right_measurement_and_does_not_go_on(
     assert max(scores_of(tmp_path)) == 10
     with refused("found step 11 of 20"), scripted([]):
         longer = dataclasses.replace(config, early_stopping=9)
-        stop, report = tiny_world.stop_after(11)
-        assert not finetune.run(longer, report, stop)
+        stop_run(finetune, longer, 11)
         opened(config, corpus)
 
 

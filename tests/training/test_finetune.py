@@ -22,7 +22,7 @@ from realm_jax.training.search_ahead import SearchAhead
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import drawn_params, index_of, inputs_of, params_of
+from tests.training.runs import drawn_params, index_of, inputs_of, params_of, stop_run
 
 
 def first_inputs(monkeypatch, config):
@@ -82,8 +82,7 @@ def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     # them.
     parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
     is_other = [one != other for one, other in zip(found, live, strict=True)]
-    stop, report = tiny_world.stop_after(is_other.index(True))
-    assert not finetune.run(parts, report, stop)
+    stop_run(finetune, parts, is_other.index(True))
     (commit,) = (tmp_path / "parts/index/commits").iterdir()
     before = commit.read_bytes()
     assert losses_of(parts) == found
@@ -106,9 +105,8 @@ def losses_of_stale_searches(monkeypatch, config, folder, age):
 
 @pytest.mark.full
 def test_what_was_found_ahead_of_another_number_of_blocks_is_not_used(world, tmp_path):
-    stop, report = tiny_world.stop_after(2)
     few = tiny_world.finetune_config(world, tmp_path, num_retrieved=3)
-    assert not finetune.run(few, report, stop)
+    stop_run(finetune, few, 2)
     more = tiny_world.finetune_config(world, tmp_path, num_read=5)
     assert finetune.run(more, silent, NEVER)
     assert list(read_metrics(str(tmp_path)))[-1]["answer_retrieved"] == 1.0
@@ -165,9 +163,8 @@ def test_a_shared_tower_trains_over_the_index_it_started_with(
     models = tiny_world.models(shared=True)
     config = tiny_world.finetune_config(world, tmp_path, models=models)
     assert finetune.frozen_parameters(config) == ()
-    stop, report = tiny_world.stop_after(2)
     quick_updates(finetune, "FinetuneLoss")
-    assert not finetune.run(config, report, stop)
+    stop_run(finetune, config, 2)
     shutil.rmtree(tmp_path / "index")
     # Its tower may have moved, so that index cannot be made again.
     with refused("shared tower has trained"):
@@ -225,13 +222,6 @@ def test_questions_are_padded_to_the_length_of_the_model(world, tmp_path, monkey
     same = left[:, -1] == 0
     assert same.any()
     np.testing.assert_array_equal(inputs.questions.question_ids[same], left[same])
-
-
-def test_no_more_can_be_read_than_is_retrieved(world):
-    with refused("num_read"):
-        tiny_world.finetune_config(world, "nowhere", num_read=25)
-    with refused("num_read"):
-        tiny_world.finetune_config(world, "nowhere", train_num_read=25)
 
 
 def test_an_update_may_read_fewer_blocks_than_an_answer(world, tmp_path, monkeypatch):
@@ -295,8 +285,7 @@ def test_mixed_sets_go_on_after_a_stop_with_the_same_questions(
     is_dev = (rows[:, None] == of_dev["question_ids"]).all(axis=-1).any(axis=-1)
     assert 0 < is_dev.sum() < len(rows)
     assert finetune.run(whole, silent, NEVER)
-    stop, report = tiny_world.stop_after(2)
-    assert not finetune.run(parts, report, stop)
+    stop_run(finetune, parts, 2)
     with refused("more_tasks.*another MODEL_DIR"):
         other = {"more_tasks": {"others": 0.5}}
         finetune.run(dataclasses.replace(parts, **other), silent, NEVER)

@@ -21,11 +21,7 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
 from realm_jax.training import finetune
-from realm_jax.training.checkpoint_manifests import (
-    DEV_EXACT_MATCH,
-    Which,
-    all_details,
-)
+from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, Which, all_details
 from realm_jax.training.finetune_loss import FinetuneLoss
 from tests import tiny_world
 from tests.refused import refused
@@ -33,6 +29,7 @@ from tests.tiny_world import (
     EMBED,
     LENGTHS,
     NEVER,
+    assert_close,
     assert_same_bits,
     differing,
     silent,
@@ -47,14 +44,14 @@ from tests.training.loss_twins import (
     softmax,
 )
 from tests.training.runs import (
-    Killed,
     embeddings_of,
     index_of,
     inputs_of,
-    kill_after,
+    kill_run,
     lines_of,
     params_of,
     state_of,
+    stop_run,
 )
 from tests.waiting import PATIENCE
 
@@ -63,17 +60,9 @@ SHARED = tiny_world.models(shared=True)
 
 def config_of(world, folder, **changes):
     """Six updates, a new index every second, the best of two towers' blocks trained."""
-    values = {
-        "train_steps": 6,
-        "num_retrieved": 8,
-        "refresh_mode": "blocking",
-        "refresh_period": 2,
-        "num_embedded": 3,
-        "questions": world.questions,
-        "max_questions": 8,
-        "evaluation_period": 2,
-        "checkpoint_period": 4,
-    }
+    values = {"train_steps": 6, "num_retrieved": 8, "questions": world.questions}
+    values |= {"refresh_mode": "blocking", "refresh_period": 2, "num_embedded": 3}
+    values |= {"max_questions": 8, "evaluation_period": 2, "checkpoint_period": 4}
     return tiny_world.finetune_config(world, folder, **(values | changes))
 
 
@@ -111,7 +100,7 @@ def twin(queries, blocks, logits, inputs, marginalization):
         right, everything = 0.0, 0.0
         share = softmax(scores[:2])
         for z in range(2):
-            values, valid = logits[i][z]
+            values, valid = logits[i, z]
             places = np.flatnonzero(valid)
             is_answer = inputs.span_is_answer[i, z, places]
             if marginalization is AnswerMarginalization.PRODUCT:
@@ -141,14 +130,11 @@ def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     for i, z in np.ndindex(2, 2):
         row = documents[0][i, z], documents[1][i, z]
         blocks[i, z] = embed(retriever, params, "embed_documents", *row)
-    logits = [
-        [
-            read_one(reader, params, ids, segment_ids)
-            for ids, segment_ids in zip(*rows, strict=True)
-        ]
-        for rows in zip(inputs.joined_ids, inputs.joined_segment_ids, strict=True)
-    ]
-    logits = [[(one.logits, one.valid > 0) for one in row] for row in logits]
+    logits = {}
+    for place in np.ndindex(2, 2):
+        row = inputs.joined_ids[place], inputs.joined_segment_ids[place]
+        read = read_one(reader, params, *row)
+        logits[place] = read.logits, read.valid > 0
 
     def objective(changed):
         return twin(queries, changed, logits, inputs, marginalization)
@@ -172,11 +158,7 @@ def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     assert float(value) == pytest.approx(objective(blocks), rel=1e-4)
     found = found["retriever"]["document_tower"]
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found)) > 1e-2
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-        found,
-        expected["document_tower"],
-    )
+    assert_close(found, expected["document_tower"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["blocking", "rolling"])
@@ -238,8 +220,7 @@ def test_a_checkpoint_is_opened_with_the_index_of_its_own_parameters(
 @pytest.mark.parametrize("killed_after", [3, 5])
 def test_killed_and_resumed_it_is_the_same_run(world, trained, tmp_path, killed_after):
     config = config_of(world, tmp_path)
-    with pytest.raises(Killed):
-        finetune.run(config, kill_after(killed_after), NEVER)
+    kill_run(finetune, config, killed_after)
     assert finetune.run(config, silent, NEVER)
     assert_same_bits(state_of(tmp_path, 6), state_of(trained.model_dir, 6))
     np.testing.assert_array_equal(index_of(tmp_path), index_of(trained.model_dir))
@@ -280,8 +261,7 @@ def test_rolling_renews_every_row_within_a_period(world, corpus, tmp_path):
     """With a period of one update, by the parameters before it."""
     changes = {"refresh_mode": "rolling", "refresh_period": 1, "train_steps": 3}
     config = config_of(world, tmp_path, **changes)
-    stop, report = tiny_world.stop_after(2)
-    assert not finetune.run(config, report, stop)
+    stop_run(finetune, config, 2)
     before = params_of(tmp_path)["retriever"]
     assert finetune.run(config, silent, NEVER)
     rows = state_of(tmp_path, 3, "index")["index"]["rows"][: corpus.num_blocks]
@@ -299,8 +279,7 @@ def test_rolling_goes_on_from_the_very_rows(world, tmp_path):
         for name in ("whole", "parted")
     )
     assert finetune.run(whole, silent, NEVER)
-    with pytest.raises(Killed):
-        finetune.run(parted, kill_after(5), NEVER)
+    kill_run(finetune, parted, 5)
     assert finetune.run(parted, silent, NEVER)
     folders = whole.model_dir, parted.model_dir
     assert_same_bits(*(state_of(folder, 6, "index") for folder in folders))
@@ -328,33 +307,27 @@ def test_async_ends_with_the_index_that_a_builder_beside_it_makes(
 
 
 def test_a_frozen_run_does_not_go_on_refreshed_nor_the_other_way_round(world, tmp_path):
-    stop, report = tiny_world.stop_after(2)
-    frozen = tiny_world.finetune_config(world, tmp_path / "frozen", models=SHARED)
-    changes = {"models": SHARED, "num_embedded": 0}
-    refreshed = config_of(world, tmp_path / "refreshed", **changes)
-    for begun, instead in (
-        (frozen, config_of(world, frozen.model_dir, **changes)),
-        (
-            refreshed,
-            tiny_world.finetune_config(world, refreshed.model_dir, models=SHARED),
-        ),
-    ):
-        finetune.run(begun, report, stop)
-        stop.clear()
+    def frozen(name):
+        return tiny_world.finetune_config(world, tmp_path / name, models=SHARED)
+
+    def refreshed(name):
+        return config_of(world, tmp_path / name, models=SHARED, num_embedded=0)
+
+    for begun, instead in ((frozen, refreshed), (refreshed, frozen)):
+        stop_run(finetune, begun(begun.__name__), 2)
         with refused("refreshes_index.*another MODEL_DIR"):
-            finetune.run(instead, silent, NEVER)
+            finetune.run(instead(begun.__name__), silent, NEVER)
 
 
 def test_settings_that_do_not_go_together_are_refused(world):
     for changes, words in (
         ({"refresh_mode": "never"}, "REFRESH_MODE to be one of off, blocking, async"),
         ({"refresh_mode": "off"}, '"blocking", "async" or "rolling" with NUM_EMBEDDED'),
-        (
-            {"refresh_mode": "rolling", "searcher": "scann"},
-            'expected SEARCHER="device"',
-        ),
+        ({"refresh_mode": "rolling", "searcher": "scann"}, 'SEARCHER="device"'),
         ({"num_embedded": 0}, "NUM_EMBEDDED above 0, or one shared tower"),
         ({"num_embedded": 9}, r"NUM_EMBEDDED of at most 8 \(NUM_RETRIEVED\), got 9"),
+        ({"num_read": 9}, "num_read"),
+        ({"train_num_read": 9}, "num_read"),
         ({"early_stopping": 2, "questions": ""}, "got none with EARLY_STOPPING=2"),
         ({"more_tasks": {"questions": 0.5}}, "other tasks than TASK in MORE_TASKS"),
         ({"more_tasks": {"others": 1.0}}, "each at least a thousandth"),

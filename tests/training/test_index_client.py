@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import threading
 import types
@@ -98,18 +97,6 @@ def test_an_index_is_built_once_and_holds_the_embeddings_of_the_document_tower(
     wider = dataclasses.replace(source.config, projection_size=16)
     with pytest.raises(MismatchedSnapshotError, match="16"):
         dataclasses.replace(source, config=wider).load(3)
-
-
-def test_a_stop_leaves_shards_that_the_next_build_goes_on_from(source, params):
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(StoppedError):
-        source.build(0, params, stop)
-    assert steps(source) == []
-    store = source.model_store
-    (header,) = (n for n in store.list("index/data") if n.endswith("attempt.json"))
-    began = json.loads(store.read(header))["began"]
-    assert source.build(0, params).manifest.began == began
 
 
 def test_another_corpus_has_indexes_of_its_own(source, params, other_world):

@@ -1,5 +1,7 @@
 """How stale an index is, and what it finds: against loops."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -25,10 +27,15 @@ from tests.training.runs import embeddings_of
 
 
 @pytest.fixture(scope="module")
-def sample(corpus):
-    """A probe, the parameters of now, and the embeddings that they give."""
+def tower(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    params = draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
+    return config, draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
+
+
+@pytest.fixture(scope="module")
+def sample(corpus, tower):
+    """A probe, the parameters of now, and the embeddings that they give."""
+    config, params = tower
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     queries = examples.batch(np.arange(min(NUM_QUERIES, len(examples))))["query_ids"]
     fresh = embeddings_of(params, corpus)
@@ -86,12 +93,6 @@ def test_divergence_leaves_out_what_was_not_found():
 
 
 @pytest.fixture(scope="module")
-def tower(corpus):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    return config, draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
-
-
-@pytest.fixture(scope="module")
 def embeddings(corpus):
     rng = np.random.default_rng(0)
     return rng.standard_normal((corpus.num_blocks, 8)).astype(np.float32)
@@ -99,25 +100,17 @@ def embeddings(corpus):
 
 def scores_one_by_one(tower, ids, embeddings):
     config, params = tower
-    embed = jax.jit(
-        lambda ids: Retriever(config).apply(
-            {"params": params}, ids, method="embed_queries"
-        )
-    )
+    apply = functools.partial(Retriever(config).apply, method="embed_queries")
+    embed = functools.partial(jax.jit(apply), {"params": params})
     return np.stack([np.asarray(embed(row[None]))[0] @ embeddings.T for row in ids])
 
 
 def test_any_number_of_questions_is_searched_as_if_one_by_one(
     world, corpus, tower, embeddings
 ):
-    questions = [
-        question
-        for split in ("train", "dev")
-        for question in read_questions(world.questions, split)
-    ]
-    ids = question_examples(questions, corpus.vocabulary, query_length=LENGTHS.query)[
-        "question_ids"
-    ]
+    questions = read_questions(world.questions)
+    length = {"query_length": LENGTHS.query}
+    ids = question_examples(questions, corpus.vocabulary, **length)["question_ids"]
     assert len(ids) == 72  # More than a batch, less than two.
     found = search_questions(
         *tower, make_searcher("device", embeddings), ids, corpus.num_blocks + 1
@@ -126,12 +119,8 @@ def test_any_number_of_questions_is_searched_as_if_one_by_one(
     assert found.ids.shape == (72, corpus.num_blocks + 1)
     assert (found.ids[:, -1] == -1).all()
     np.testing.assert_array_equal(np.sort(found.ids[:, :-1]), [range(24)] * 72)
-    np.testing.assert_allclose(
-        found.scores[:, :-1],
-        np.take_along_axis(scores, found.ids[:, :-1], 1),
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    expected = np.take_along_axis(scores, found.ids[:, :-1], 1)
+    np.testing.assert_allclose(found.scores[:, :-1], expected, rtol=1e-4, atol=1e-4)
     assert (np.diff(found.scores[:, :-1]) <= 0).all()
 
 

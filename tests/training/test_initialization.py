@@ -144,11 +144,7 @@ def test_published_weights_go_into_both_towers_and_the_reader(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         params = started(drawn, str(tmp_path), config)
     encoder = published["reader"]["bert"]
-    for place in (
-        params["retriever"]["query_tower"],
-        params["retriever"]["document_tower"],
-        params["reader"],
-    ):
+    for place in (*params["retriever"].values(), params["reader"]):
         assert_same_bits(place["bert"], encoder)
     changed = differing(params, drawn)
     assert changed
@@ -195,18 +191,14 @@ def test_a_stage_of_another_model_or_vocabulary_is_refused_by_name(earlier):
     folder, _ = earlier
     drawn, config = draw(2)
     one_head = dataclasses.replace(config.bert, num_heads=1)
+    mean = dataclasses.replace(config, pooling="mean")
+    other_heads = dataclasses.replace(config, bert=one_head)
     for (params, other), named in (
         (shapes(hidden=32), r"of shape \(.*32.*\) in .*, got \(.*16.*\)"),
         (shapes(shared=True), r"expected retriever/tower/.*, got None"),
         # Of the same shapes, and another meaning.
-        (
-            (drawn, dataclasses.replace(config, pooling="mean")),
-            "expected the model .*'pooling': ",
-        ),
-        (
-            (drawn, dataclasses.replace(config, bert=one_head)),
-            "expected the model .*'num_heads': ",
-        ),
+        ((drawn, mean), "expected the model .*'pooling': "),
+        ((drawn, other_heads), "expected the model .*'num_heads': "),
     ):
         with refused(named):
             started(params, folder, other)

@@ -65,19 +65,12 @@ class Holder(subprocess.Popen):
             self.communicate()
 
 
-@pytest.fixture(params=["local", "gs"])
-def root(request, tmp_path):
-    if request.param == "local":
-        return str(tmp_path)
-    return f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
-
-
 @pytest.fixture
-def holders(root):
+def holders(tmp_path):
     started = []
 
     def start():
-        started.append(Holder(root))
+        started.append(Holder(tmp_path))
         return started[-1]
 
     yield start
@@ -86,18 +79,18 @@ def holders(root):
 
 
 @pytest.mark.full
-def test_a_second_trainer_is_refused_and_the_first_goes_on(holders, root):
+def test_a_second_trainer_is_refused_and_the_first_goes_on(holders, tmp_path):
     first = holders()
     assert first.line() == "held"
     with refused(f"process {first.pid} on .* at wo"):
-        Lease(open_store(root))
+        Lease(open_store(tmp_path))
     assert first.ask() == "still held"
     assert first.ask("lately") == "held lately"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("end", ["release", "kill"])
-def test_the_next_trainer_does_not_wait_for_one_that_has_ended(holders, root, end):
+def test_the_next_trainer_does_not_wait_for_one_that_has_ended(holders, tmp_path, end):
     first = holders()
     assert first.line() == "held"
     if end == "kill":
@@ -105,19 +98,19 @@ def test_the_next_trainer_does_not_wait_for_one_that_has_ended(holders, root, en
     else:
         first.ask("release")
     began = time.monotonic()
-    held = Lease(open_store(root))
+    held = Lease(open_store(tmp_path))
     assert time.monotonic() - began < 5
     held.require_held()
     held.release()
-    assert open_store(root).list() == []
+    assert open_store(tmp_path).list() == []
 
 
 @pytest.mark.full
-def test_a_suspended_trainer_is_replaced_and_then_keeps_out(holders, root):
+def test_a_suspended_trainer_is_replaced_and_then_keeps_out(holders, tmp_path):
     first = holders()
     assert first.line() == "held"
     first.send_signal(signal.SIGSTOP)
-    held = Lease(open_store(root), stale_seconds=1.0)
+    held = Lease(open_store(tmp_path), stale_seconds=1.0)
     first.send_signal(signal.SIGCONT)
     assert first.ask("lately") == "lost"
     assert f"process {os.getpid()} on" in (said := first.ask())

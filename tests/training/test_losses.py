@@ -66,26 +66,20 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
         for marginal, span in zip(marginals, spans, strict=True)
     ]
     entropy = [-sum(q * math.log(q) for q in p) for p, _ in scored]
-    assert means_lib.compute(means) == pytest.approx(
-        {
-            "loss": expected,
-            "retrieval_utility": sum(utility) / 2,
-            "likelihood": sum(marginals) / 2,
-            "null_likelihood": sum(span[0] for span in spans) / 2,
-            "null_retrieval": sum(p[0] for p, _ in scored) / 2,
-            "retrieval_entropy": sum(entropy) / 2,
-            "padding_share": padding_in(
-                inputs.batch.query_ids,
-                inputs.candidates.document_ids[:, 1:],
-                inputs.candidates.joined_ids[:, 1:],
-                # The null document is embedded and read at its own length.
-                inputs.candidates.document_ids[:, 0, :3],
-                inputs.candidates.joined_ids[:, 0, :10],
-            ),
-        },
-        rel=1e-3,
-        abs=1e-6,
-    )
+    documents, joined = inputs.candidates.document_ids, inputs.candidates.joined_ids
+    # The null document is embedded and read at its own length.
+    of_null = documents[:, 0, :3], joined[:, 0, :10]
+    given = inputs.batch.query_ids, documents[:, 1:], joined[:, 1:], *of_null
+    values = {
+        "loss": expected,
+        "retrieval_utility": sum(utility) / 2,
+        "likelihood": sum(marginals) / 2,
+        "null_likelihood": sum(span[0] for span in spans) / 2,
+        "null_retrieval": sum(p[0] for p, _ in scored) / 2,
+        "retrieval_entropy": sum(entropy) / 2,
+        "padding_share": padding_in(*given),
+    }
+    assert means_lib.compute(means) == pytest.approx(values, rel=1e-3, abs=1e-6)
     # The twin would agree with anything if documents made no difference.
     assert max(abs(value) for value in utility) > 0.01
 
@@ -218,11 +212,9 @@ def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
     reading = warm_start_inputs(corpus).reading
     # The first sentence has no slot left, the second one and the third two.
     positions = np.array([[0, 0], [0, 5], [1, 10]], np.int32)
-    unmasked = UnmaskedTargets(
-        np.array([[0, 0], [0, 1], [1, 1]], np.float32),
-        positions,
-        np.take_along_axis(reading.joined_ids, positions, axis=1),
-    )
+    weights = np.array([[0, 0], [0, 1], [1, 1]], np.float32)
+    ids = np.take_along_axis(reading.joined_ids, positions, axis=1)
+    unmasked = UnmaskedTargets(weights, positions, ids)
     loss = jax.jit(WarmStartLoss(retriever, reader))
     value, means = loss(
         params, WarmStartInputs(None, reading.replace(unmasked=unmasked)), KEY

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.training.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
@@ -42,19 +41,17 @@ def test_schedule_rises_and_falls_linearly():
 
 def test_each_frozen_path_is_that_of_parameters():
     for path, closest in {
-        "retriever/dens": "closest are retriever/dense, retriever/dense/",
-        "retriever/": "closest are retriever, ",
-        "reader/norm/sc": "closest are reader/norm/scale, ",
-        "towers": "closest are reader, retriever: ",
+        "retriever/dens": "retriever/dense, retriever/dense/",
+        "retriever/": "retriever, ",
+        "reader/norm/sc": "reader/norm/scale, ",
+        "towers": "reader, retriever: ",
     }.items():
         # Beside one that is: else a typo among several would train unnoticed.
         frozen = ("reader/norm", path)
-        with pytest.raises(BadInputError) as raised:
+        said = f"at or below '{path}'.*closest are {closest}"
+        with refused(said):
             make_optimizer(CONFIG, frozen=frozen).init(make_params())
-        assert f"at or below {path!r}" in str(raised.value)
-        assert closest in str(raised.value)
-        assert "\n" not in str(raised.value)
-        with pytest.raises(BadInputError):
+        with refused(said):
             stop_gradient(make_params(), frozen)
 
 
@@ -67,11 +64,7 @@ START = {
 }
 # The retriever's gradient is ten times the reader's, and both are above the bound.
 GRADIENTS = [
-    {
-        name: (10.0 if name.startswith("retriever") else 1.0)
-        * RNG.normal(size=value.shape)
-        for name, value in START.items()
-    }
+    {n: 10.0 ** ("retriever" in n) * RNG.normal(size=v.shape) for n, v in START.items()}
     for _ in range(4)
 ]
 
@@ -130,14 +123,8 @@ def test_clip_and_rate_of_each_model_equal_a_slow_adam(
     clip, groups, retriever_rate, frozen
 ):
     # A large epsilon: else Adam would make much the same of any clip.
-    config = OptimizerConfig(
-        learning_rate=0.1,
-        warmup_steps=1,
-        total_steps=10,
-        epsilon=0.1,
-        clip=clip,
-        retriever_rate=retriever_rate,
-    )
+    settings = {"epsilon": 0.1, "clip": clip, "retriever_rate": retriever_rate}
+    config = OptimizerConfig(0.1, 1, 10, **settings)
     found, _ = run_optimizer(make_optimizer(config, frozen))
     want = slow_adam(config, groups, frozen)
     for name, value in flax.traverse_util.flatten_dict(found, sep="/").items():

@@ -9,7 +9,6 @@ import pytest
 
 from realm_jax.errors import StoppedError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.storage import open_store
 from realm_jax.training import profiling, warm_start
 from realm_jax.training.loop import train_loop
 from realm_jax.training.stage import Stage
@@ -59,11 +58,6 @@ def test_ten_steps_are_profiled_or_the_last_there_are(
     folder = f"profile/plugins/profile/stage-step-{profiled[0]}"
     assert name.startswith(f"{folder}/0-")
     assert steps_in((tmp_path / name).read_bytes()) == list(profiled)
-
-
-def test_a_bucket_gets_a_copy(world, bucket):
-    (name,) = run(world, f"{bucket}/profiled", 3)
-    assert steps_in(open_store(f"{bucket}/profiled").read(name)) == [2, 3]
 
 
 def test_one_that_is_stopped_leaves_what_there_is_or_says_that_it_is_nothing(

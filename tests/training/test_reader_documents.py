@@ -2,6 +2,7 @@
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 
@@ -188,13 +189,8 @@ def joined():
 def batch():
     weights = np.arange(SLOTS) < np.array([0, 1, 2, 3, 4, 5, 6, 1])[:, None]
     zeros = np.zeros((8, SLOTS), np.int32)
-    return PretrainBatch(
-        np.zeros((8, 7), np.int32),
-        zeros,
-        zeros,
-        weights.astype(np.float32),
-        zeros[:, 0],
-    )
+    queries, weights = np.zeros((8, 7), np.int32), weights.astype(np.float32)
+    return PretrainBatch(queries, zeros, zeros, weights, zeros[:, 0])
 
 
 def draw(batch, joined, step=0, seed=1, rows=None):
@@ -231,13 +227,7 @@ def test_every_wordpiece_is_as_likely(batch, joined):
 def test_a_process_draws_the_rows_it_holds_as_one_process_would(batch, joined):
     whole = draw(batch, joined, step=3)
     rows = np.array([1, 4, 6])
-    held = PretrainBatch(
-        batch.query_ids[rows],
-        batch.mask_positions[rows],
-        batch.mask_ids[rows],
-        batch.mask_weights[rows],
-        batch.source_block[rows],
-    )
+    held = jax.tree.map(lambda array: array[rows], batch)
     part = draw(held, joined[rows], step=3, rows=rows)
     for name in ("weights", "positions", "ids"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])

@@ -120,19 +120,10 @@ def test_async_publishes_and_takes_what_comes_without_building():
     assert used == [0, 0, 0, 0, 0, 3, 3]
     assert swaps == [(0, 0), (5, 3)]
     assert refresher.num_swaps == 1
-    assert client.calls == [
-        ("forget_after", 0),
-        ("publish", 0, "p0"),
-        ("follow", -1),
-        ("wait", 9.0),
-        ("publish", 3, "p3"),
-        ("publish", 6, "p6"),
-    ]
-    assert refresher.staleness(6) == {
-        "index_step": 3,
-        "index_age_steps": 3,
-        "index_age_seconds": 1.5,
-    }
+    began = [("forget_after", 0), ("publish", 0, "p0"), ("follow", -1), ("wait", 9.0)]
+    assert client.calls == [*began, ("publish", 3, "p3"), ("publish", 6, "p6")]
+    ages = {"index_age_steps": 3, "index_age_seconds": 1.5}
+    assert refresher.staleness(6) == {"index_step": 3, **ages}
 
 
 def test_a_resumed_run_searches_the_index_of_its_checkpoint():
@@ -148,11 +139,9 @@ def test_a_resumed_run_searches_the_index_of_its_checkpoint():
 
 
 def test_a_lost_index_is_made_anew_and_that_is_said(caplog):
-    for mode, instead in {
-        "off": [("build", 4, "p4")],
-        "blocking": [("build", 4, "p4")],
-        "async": [("publish", 4, "p4"), ("follow", -1), ("wait", 9.0)],
-    }.items():
+    built, published = [("build", 4, "p4")], [("publish", 4, "p4"), ("follow", -1)]
+    published.append(("wait", 9.0))
+    for mode, instead in (("off", built), ("blocking", built), ("async", published)):
         client = RecordingClient()
         run(mode, client, first=4, last=5, saved=3)
         assert client.calls == [("forget_after", 4), ("load", 3), *instead]

@@ -22,7 +22,7 @@ from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import embeddings_of, params_of, state_of
+from tests.training.runs import embeddings_of, params_of, state_of, stop_run
 
 pytestmark = pytest.mark.full
 
@@ -113,8 +113,7 @@ def config_of(world, folder, **changes):
 def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert pretrain.run(config_of(world, whole, **settings), silent, NEVER)
-    stop, report = tiny_world.stop_after(5)
-    assert not pretrain.run(config_of(world, parted, **settings), report, stop)
+    stop_run(pretrain, config_of(world, parted, **settings), 5)
     assert pretrain.run(config_of(world, parted, **settings), silent, NEVER)
     assert_same_bits(*(state_of(folder, 8, "index") for folder in (whole, parted)))
 
@@ -151,22 +150,15 @@ def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
     world, uninterrupted, tmp_path
 ):
     """The same run but for rounding, with fewer operations a step."""
+    # With dropout a computed embedding is not that of the index.
+    settings = {"models": tiny_world.models(dropout=0.0), "refresh_mode": "off"}
+    settings |= {"train_steps": 4, "own_block": True, "normalization": "batch"}
+    settings |= {"frozen": ("retriever/document_tower",)}
+    settings["warm_start"] = str(uninterrupted)
     runs = {}
     for from_index in (False, True):
         folder = tmp_path / str(from_index)
-        config = config_of(
-            world,
-            folder,
-            refresh_mode="off",
-            train_steps=4,
-            frozen=("retriever/document_tower",),
-            embeddings_from_index=from_index,
-            own_block=True,
-            normalization="batch",
-            # With dropout a computed embedding is not that of the index.
-            models=tiny_world.models(dropout=0.0),
-            warm_start=str(uninterrupted),
-        )
+        config = config_of(world, folder, embeddings_from_index=from_index, **settings)
         assert pretrain.run(config, silent, NEVER)
         runs[from_index] = list(read_metrics(str(folder)))
     lines, lines_taken = runs[False], runs[True]

@@ -3,7 +3,6 @@
 import functools
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,7 +13,7 @@ from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import groups, tiny_world
 from tests.training import hosts_program
-from tests.training.runs import params_of
+from tests.training.runs import params_of, stop_run
 
 pytestmark = pytest.mark.full
 
@@ -44,13 +43,9 @@ def held_out(model_dir):
 
 def work(model_dir):
     """Padding, and operations of an update, over all processes."""
-    return [
-        (
-            line["padding_share"],
-            1e12 * line["model_tflops_per_second"] / line["steps_per_second"],
-        )
-        for line in read_metrics(str(model_dir))
-    ]
+    lines = list(read_metrics(str(model_dir)))
+    tflops = [x["model_tflops_per_second"] / x["steps_per_second"] for x in lines]
+    return [x["padding_share"] for x in lines], [1e12 * one for one in tflops]
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +55,10 @@ def alone(world, tmp_path_factory):
     @functools.cache
     def run(searcher, steps):
         folder = tmp_path_factory.mktemp("alone")
-        config = tiny_world.pretrain_config(
-            world,
-            folder,
-            questions=world.questions,
-            searcher=searcher,
-            optimizer=hosts_program.smooth,
-            batch_size=8,
-            train_steps=steps,
-            held_out_examples=12,
-        )
+        settings = {"searcher": searcher, "batch_size": 8, "train_steps": steps}
+        settings |= {"optimizer": hosts_program.smooth, "held_out_examples": 12}
+        settings["questions"] = world.questions
+        config = tiny_world.pretrain_config(world, folder, **settings)
         assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
         return folder
 
@@ -97,16 +86,9 @@ def case(num_processes, devices, mesh, searcher="device", steps=20):
 def test_processes_train_as_one_does(
     world, alone, tmp_path, num_processes, devices, mesh, searcher, steps
 ):
-    arguments = trainer(
-        world,
-        tmp_path,
-        searcher=searcher,
-        mesh=mesh,
-        batch_size=8,
-        train_steps=steps,
-        held_out_examples=12,
-        profile=steps == 8,
-    )
+    settings = {"searcher": searcher, "batch_size": 8, "train_steps": steps}
+    settings |= {"mesh": mesh, "held_out_examples": 12, "profile": steps == 8}
+    arguments = trainer(world, tmp_path, **settings)
     with groups.started(arguments, num_processes, devices) as group:
         group.wait()
     expected = alone(searcher, steps)
@@ -121,8 +103,8 @@ def test_processes_train_as_one_does(
     # The best one is the same, and those that it left room for.
     assert finished_steps(store) == finished_steps(open_store(expected))
     assert finished_steps(store)[-1] == steps
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-    jax.tree.map(close, params_of(expected), params_of(tmp_path))
+    params = params_of(expected), params_of(tmp_path)
+    tiny_world.assert_close(*params, rtol=1e-5, atol=1e-5)
     used = [
         [line["index_step"] for line in read_metrics(str(path))]
         for path in (expected, tmp_path)
@@ -132,14 +114,9 @@ def test_processes_train_as_one_does(
 
 def test_all_processes_swap_at_the_same_step(world, tmp_path):
     # It waits for the builders: there are several indexes however slow they are.
-    arguments = trainer(
-        world,
-        tmp_path,
-        refresh_mode="async",
-        train_steps=30,
-        max_staleness_steps=9,
-        checkpoint_period=30,
-    )
+    settings = {"refresh_mode": "async", "max_staleness_steps": 9}
+    settings |= {"train_steps": 30, "checkpoint_period": 30}
+    arguments = trainer(world, tmp_path, **settings)
     build = [PROGRAM, "build-index", arguments[2], str(tmp_path), "{}"]
     with (
         groups.started(arguments, num_processes=2) as trainers,
@@ -188,12 +165,10 @@ def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
 ):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {**settings, "batch_size": 8}
-    stop, report = tiny_world.stop_after(4)
-    for folder, till in ((whole, tiny_world.NEVER), (parts, stop)):
-        config = tiny_world.pretrain_config(
-            world, folder, optimizer=hosts_program.smooth, **changes
-        )
-        pretrain.run(config, tiny_world.silent if folder == whole else report, till)
+    given = {"optimizer": hosts_program.smooth, **changes}
+    to_the_end = tiny_world.pretrain_config(world, whole, **given)
+    assert pretrain.run(to_the_end, tiny_world.silent, tiny_world.NEVER)
+    stop_run(pretrain, tiny_world.pretrain_config(world, parts, **given), 4)
     assert finished_steps(open_store(parts)) == [4]
     arguments = trainer(world, parts, **changes)
     with groups.started(arguments, num_processes=1, devices=2) as group:
@@ -205,23 +180,13 @@ def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
 def test_processes_renew_the_index_of_fine_tuning_as_one_does(world, tmp_path):
     """In a period of one update, for which slices depend on no number of devices."""
     alone, together = tmp_path / "alone", tmp_path / "together"
-    changes = {
-        "refresh_mode": "rolling",
-        "refresh_period": 1,
-        "num_embedded": 2,
-        "batch_size": 8,
-        "train_steps": 4,
-    }
-    config = tiny_world.finetune_config(
-        world,
-        alone,
-        questions=world.questions,
-        optimizer=hosts_program.smooth,
-        **changes,
-    )
+    changes = {"refresh_mode": "rolling", "refresh_period": 1, "num_embedded": 2}
+    changes |= {"batch_size": 8, "train_steps": 4}
+    given = {"questions": world.questions, "optimizer": hosts_program.smooth}
+    config = tiny_world.finetune_config(world, alone, **given, **changes)
     assert finetune.run(config, tiny_world.silent, tiny_world.NEVER)
     with groups.started(trainer(world, together, "finetune", **changes), 2, 2) as group:
         group.wait()
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-    jax.tree.map(close, params_of(alone), params_of(together))
+    params = params_of(alone), params_of(together)
+    tiny_world.assert_close(*params, rtol=1e-5, atol=1e-5)

@@ -23,13 +23,8 @@ def configs(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("span_scorer")
     started = tiny_world.warm_start_config(world, folder / "started", models=MODELS)
     assert warm_start.run(started, silent, NEVER)
-    trained = tiny_world.pretrain_config(
-        world,
-        folder / "trained",
-        models=MODELS,
-        train_steps=2,
-        warm_start=started.model_dir,
-    )
+    settings = {"models": MODELS, "train_steps": 2, "warm_start": started.model_dir}
+    trained = tiny_world.pretrain_config(world, folder / "trained", **settings)
     assert pretrain.run(trained, silent, NEVER)
     return started, trained
 

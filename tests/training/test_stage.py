@@ -17,16 +17,15 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, recorded, stage, warm_start
-from realm_jax.training.checkpoint_manifests import all_details, finished_steps
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.loop import train_loop
 from realm_jax.training.stage import Stage, open_examples
 from tests import tiny_world
 from tests.records import as_earlier_version, change_details
 from tests.refused import refused
 from tests.tiny_world import NEVER, differing, poisoned, silent
 from tests.training.conftest import quick_loss
-from tests.training.runs import arrays_of
+from tests.training.runs import arrays_of, stop_run
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +96,8 @@ def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
     world, tmp_path, quick_updates
 ):
     quick_updates(warm_start, "WarmStartLoss")
-    stop, report = tiny_world.stop_after(2)
     config = tiny_world.warm_start_config(world, tmp_path, spans="all")
-    assert not warm_start.run(config, report, stop)
+    stop_run(warm_start, config, 2)
     without_spans(tmp_path)
     drawn = tiny_world.warm_start_config(world, tmp_path)
     with pytest.raises(BadInputError) as caught:
@@ -130,39 +128,6 @@ def test_a_batch_has_one_span_of_a_sentence_unless_all_are_asked_for(
             rows = sorted(batch["query_ids"])
             assert rows == list(range(6)) if spans == "all" else rows[0] < 5 == rows[1]
         stage.close()
-
-
-def test_a_run_that_is_done_trains_no_more(world, done):
-    before = files_of(done)
-    config = tiny_world.warm_start_config(world, done)
-
-    def report(step, total, values):
-        raise AssertionError("trained")
-
-    assert warm_start.run(config, report, NEVER)
-    assert files_of(done) == before
-
-
-def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
-    config = tiny_world.warm_start_config(
-        world, tmp_path, train_steps=4, checkpoint_period=2
-    )
-    stage = Stage("described", config, KnowledgeEncoder)
-    described = []
-
-    def describe():
-        described.append(stage.step)
-        return {"number": len(described)}
-
-    with train_loop(stage, quick_loss(), silent, NEVER, describe) as loop:
-        for _ in loop:
-            loop.update({})
-            loop.save_if_due()
-    stage.close()
-    assert stage.is_done
-    assert finished_steps(stage.model_store) == [2, 4]
-    assert described == [2, 4]
-    assert max(all_details(stage.model_store).items())[1]["number"] == 2
 
 
 @pytest.mark.parametrize(
@@ -202,20 +167,19 @@ def test_unknown_examples_and_those_of_another_corpus_are_bad_input(
         open_examples(corpus, "foreign", "train")
 
 
-def check_skipping(run, config):
+def check_skipping(stage, config):
     """Of eight updates 5 and 7 are bad; at first one may be skipped, then two."""
     config = dataclasses.replace(config, skip_nonfinite_updates=1)
     more = dataclasses.replace(config, skip_nonfinite_updates=2)
-    stop, report = tiny_world.stop_after(6)
     with poisoned(5, 7):
-        assert not run(config, report, stop)
+        stop_run(stage, config, 6)
         with refused(r"at most 1 .* number 2 at update 7"):
-            run(config, silent, NEVER)
+            stage.run(config, silent, NEVER)
         # It ends with the line of metrics that shows it.
         lines = list(read_metrics(config.model_dir))
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
         assert finished_steps(open_store(config.model_dir)) == [4, 6]
-        assert run(more, silent, NEVER)
+        assert stage.run(more, silent, NEVER)
     lines = list(read_metrics(config.model_dir))
     assert [line["step"] for line in lines if line["skipped_updates"]] == [5, 7]
     assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
@@ -229,7 +193,7 @@ def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
     config = tiny_world.warm_start_config(
         world, tmp_path, train_steps=8, checkpoint_period=4
     )
-    check_skipping(warm_start.run, config)
+    check_skipping(warm_start, config)
 
 
 @pytest.mark.full
@@ -240,7 +204,7 @@ def test_updates_of_realm_may_be_skipped_too(world, tmp_path, mode, write_back):
     config = tiny_world.pretrain_config(
         world, tmp_path, refresh_mode=mode, write_back=write_back
     )
-    check_skipping(pretrain.run, config)
+    check_skipping(pretrain, config)
 
 
 @pytest.mark.full

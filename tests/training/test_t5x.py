@@ -9,11 +9,7 @@ import pytest
 
 from realm_jax.index.candidates import pretrain_candidates
 from realm_jax.training import finetune
-from realm_jax.training.optimizers import (
-    OptimizerConfig,
-    make_optimizer,
-    stop_gradient,
-)
+from realm_jax.training.optimizers import OptimizerConfig, make_optimizer, stop_gradient
 from realm_jax.training.pretrain_loss import PretrainInputs
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step, step_key
@@ -138,10 +134,7 @@ def test_a_step_is_our_own(run_and_inputs):
 
 
 def assert_close(left, right):
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
-        *jax.device_get((left, right)),
-    )
+    tiny_world.assert_close(*jax.device_get((left, right)), rtol=1e-7, atol=1e-5)
 
 
 @pytest.mark.parametrize(

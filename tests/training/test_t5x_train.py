@@ -64,20 +64,14 @@ def finished(process, name):
 def started(stage, root, *bindings):
     """Starts a stage as docs/t5x.md says."""
     files = [tiny_run.GIN / "models" / "tiny.gin", f"gin/t5x/{stage}.gin"]
-    macros = [
-        f"MODEL_DIR='{root / stage}'",
-        f"CORPUS='{root / 'corpus'}'",
-        TASKS[stage],
-        *bindings,
-    ]
-    return tiny_run.start(
-        [
-            "t5x.train",
-            "--gin_search_paths=.",
-            *(f"--gin_file={file}" for file in (*files, root / "sizes.gin")),
-            *(f"--gin.{macro}" for macro in macros),
-        ]
-    )
+    places = [f"MODEL_DIR='{root / stage}'", f"CORPUS='{root / 'corpus'}'"]
+    return train([*files, root / "sizes.gin"], [*places, TASKS[stage], *bindings])
+
+
+def train(files, macros):
+    words = [f"--gin_file={file}" for file in files]
+    words += [f"--gin.{macro}" for macro in macros]
+    return tiny_run.start(["t5x.train", "--gin_search_paths=.", *words])
 
 
 def scalars(folder, name):
@@ -142,17 +136,8 @@ def test_the_stages_run_and_answer(tmp_path):
     assert SnapshotSeries(open_store(folder), INDEX_SERIES).steps()[-1] == 50
     assert t5x.make_model_directory(str(folder)) == 50
 
-    finished(
-        started(
-            "finetune",
-            tmp_path,
-            f"WARM_START='{folder}'",
-            "TRAIN_STEPS=10",
-            "NUM_RETRIEVED=24",
-            "NUM_READ=2",
-        ),
-        "finetune",
-    )
+    macros = [f"WARM_START='{folder}'", "TRAIN_STEPS=10", "NUM_RETRIEVED=24"]
+    finished(started("finetune", tmp_path, *macros, "NUM_READ=2"), "finetune")
     with pytest.raises(BadInputError, match="no checkpoint"):
         realm_jax.load(str(tmp_path / "finetune"))
     assert t5x.make_model_directory(str(tmp_path / "finetune")) == 10
@@ -188,12 +173,6 @@ def test_a_t5_learns_the_questions_without_documents(tmp_path):
         "BATCH_SIZE=4",
         "utils.SaveCheckpointConfig.period=2",
     ]
-    arguments = [
-        "t5x.train",
-        "--gin_search_paths=.",
-        *(f"--gin_file={file}" for file in (*files, tmp_path / "bytes.gin")),
-        *(f"--gin.{macro}" for macro in macros),
-    ]
-    finished(tiny_run.start(arguments), "closed_book")
+    finished(train([*files, tmp_path / "bytes.gin"], macros), "closed_book")
     folder = tmp_path / "closed_book" / "inference_eval"
     assert list(folder.glob("closed_book-metrics.jsonl"))

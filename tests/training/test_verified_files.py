@@ -10,9 +10,9 @@ import pytest
 
 from realm_jax.cli.main import main
 from realm_jax.data import store_files
-from realm_jax.data.blocks import BlockStore
 from realm_jax.training import finetune, pretrain, warm_start
 from tests import tiny_world
+from tests.flipped import flip
 from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 
@@ -27,12 +27,6 @@ def own_world(world, tmp_path):
     return dataclasses.replace(world, corpus=str(corpus))
 
 
-def flip_a_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(bytes(data))
-
-
 def test_a_stage_names_the_damaged_file(own_world, tmp_path):
     corpus = pathlib.Path(own_world.corpus)
     for stage, make_config, task in (
@@ -44,7 +38,7 @@ def test_a_stage_names_the_damaged_file(own_world, tmp_path):
         example, *_ = (corpus / "examples" / task).glob("*.npy")
         for path in (corpus / "ids.npy", example):
             sound = path.read_bytes()
-            flip_a_bit(path)
+            flip(path)
             config = make_config(own_world, tmp_path / stage.__name__)
             with refused(rf"{path.name} is dam"):
                 stage.run(config, silent, NEVER)
@@ -54,7 +48,7 @@ def test_a_stage_names_the_damaged_file(own_world, tmp_path):
 
 def test_a_user_may_save_the_time(own_world, tmp_path):
     path = pathlib.Path(own_world.corpus, "hashes.npy")
-    flip_a_bit(path)
+    flip(path)
     config = tiny_world.warm_start_config(own_world, tmp_path / "run", train_steps=0)
     with refused(r"hashes\.npy is damaged"):
         warm_start.run(config, silent, NEVER)
@@ -70,19 +64,10 @@ def realm(command, model_dir, corpus, *files, **macros):
 
 
 def test_the_index_builder_names_the_damaged_file(own_world, tmp_path, capfd):
-    flip_a_bit(pathlib.Path(own_world.corpus, "ids.npy"))
+    flip(pathlib.Path(own_world.corpus, "ids.npy"))
     places = tmp_path / "model", own_world.corpus
     assert realm("build-index", *places, "runs/build_index") == 2
     assert "ids.npy is damaged" in capfd.readouterr().err.strip().splitlines()[-1]
-
-
-def test_blocks_end_where_the_wordpieces_do(own_world):
-    path = pathlib.Path(own_world.corpus, "offsets.npy")
-    data = bytearray(path.read_bytes())
-    data[-8] ^= 1  # The lowest byte of the last offset.
-    path.write_bytes(bytes(data))
-    with refused(r"expected blocks from 0 to \d+ in .*offs"):
-        BlockStore.open(own_world.corpus)
 
 
 def test_a_stage_says_how_far_the_reading_of_a_large_corpus_is(
@@ -93,7 +78,7 @@ def test_a_stage_says_how_far_the_reading_of_a_large_corpus_is(
     # As in a process of its own.
     for name in ("realm_jax", store_files.__name__):
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    flip_a_bit(pathlib.Path(own_world.corpus, "ids.npy"))
+    flip(pathlib.Path(own_world.corpus, "ids.npy"))
     places = tmp_path / "model", own_world.corpus
     files = "models/tiny", "runs/warm_start"
     assert realm("warm-start", *places, *files, TASK="stated") == 2

@@ -12,7 +12,6 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
 from realm_jax.training import warm_start
 from realm_jax.training.optimizers import OptimizerConfig
-from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.refused import refused
@@ -23,6 +22,7 @@ from tests.training.runs import (
     index_of,
     inputs_of,
     params_of,
+    stop_run,
 )
 from tests.training.test_reader_documents import slowly
 
@@ -50,13 +50,8 @@ def test_its_metrics_tell_both_losses_and_how_fast_it_was(uninterrupted):
         assert line["loss"] == pytest.approx(both, rel=1e-5)
         assert 0 <= line["in_batch_accuracy"] <= 1
         assert 0 < line["padding_share"] < 1
-        seconds = 1 / line["steps_per_second"]
-        parts = sum(line[f"{part.value}_seconds"] for part in Part)
-        assert parts == pytest.approx(seconds)
-        assert line["examples_per_second"] == pytest.approx(4 / seconds)
-        assert line["model_tflops_per_second"] * seconds > 0
-        # Nobody knows what a CPU can do.
-        assert "model_flops_utilization" not in line
+        examples = 4 * line["steps_per_second"]
+        assert line["examples_per_second"] == pytest.approx(examples)
 
 
 def test_the_span_scorer_is_shown_every_masked_span(world, tmp_path, monkeypatch):
@@ -106,14 +101,10 @@ def test_unmasked_wordpieces_are_predicted_where_they_stand(
 
 
 def test_another_order_of_examples_is_not_resumed(world, uninterrupted):
-    for changed in (
-        {"reader_batch_size": 3},
-        {"score_unmasked": True},
-        {"pairs_task": "asked"},
-        {"mixture": ReaderMixture(0.5, 0.5)},
-    ):
-        config = tiny_world.warm_start_config(world, uninterrupted, **changed)
-        with refused(next(iter(changed))):
+    changes = {"reader_batch_size": 3, "score_unmasked": True, "pairs_task": "asked"}
+    for name, value in (changes | {"mixture": ReaderMixture(0.5, 0.5)}).items():
+        config = tiny_world.warm_start_config(world, uninterrupted, **{name: value})
+        with refused(name):
             warm_start.run(config, silent, NEVER)
 
 
@@ -161,18 +152,13 @@ def test_a_reader_alone_leaves_the_retriever_to_the_last_bit(
 def test_no_update_puts_the_two_sources_into_one_checkpoint(
     world, uninterrupted, reader_alone, tmp_path
 ):
-    config = tiny_world.warm_start_config(
-        world,
-        tmp_path,
-        train_steps=0,
-        # As the run file has it: longer than the run.
-        optimizer=functools.partial(OptimizerConfig, 1e-4, 10_000),
-        retriever_warm_start=str(uninterrupted),
-        reader_warm_start=str(reader_alone),
-    )
+    sources = {"retriever": uninterrupted, "reader": reader_alone}
+    given = {f"{model}_warm_start": str(source) for model, source in sources.items()}
+    # As the run file has it: longer than the run.
+    given["optimizer"] = functools.partial(OptimizerConfig, 1e-4, 10_000)
+    config = tiny_world.warm_start_config(world, tmp_path, train_steps=0, **given)
     assert warm_start.run(config, silent, NEVER)
     together = params_of(tmp_path)
-    sources = {"retriever": uninterrupted, "reader": reader_alone}
     for model, source in sources.items():
         assert_same_bits(together[model], params_of(source)[model])
 
@@ -181,8 +167,7 @@ def test_a_mixture_stopped_and_resumed_ends_at_the_same_bits(
     world, reader_alone, tmp_path
 ):
     config = reader_config(world, tmp_path, reader_batch_size=8)
-    stop, report = tiny_world.stop_after(2)
-    assert not warm_start.run(config, report, stop)
+    stop_run(warm_start, config, 2)
     (commit,) = (tmp_path / "index/commits").iterdir()
     before = commit.read_bytes()
     assert warm_start.run(config, silent, NEVER)
@@ -234,14 +219,9 @@ def test_every_row_is_joined_with_a_document_of_its_kind(
             for position, piece in zip(masked, batch.mask_ids[i], strict=False):
                 sentence[position] = int(piece)
             scores = documents @ queries[i]
-            block, has_answer = slowly(
-                bodies,
-                np.argsort(-scores),
-                sentence[1:-1],
-                [position - 1 for position in masked],
-                source,
-                LENGTHS.joined,
-            )
+            places = [position - 1 for position in masked]
+            given = np.argsort(-scores), sentence[1:-1], places, source
+            block, has_answer = slowly(bodies, *given, LENGTHS.joined)
             assert reading.has_answer[i] == has_answer
             found = bodies.index(body)
             assert scores[found] == pytest.approx(scores[block], abs=1e-4)
@@ -294,8 +274,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
     np.testing.assert_array_equal(*map(index_of, (folder, reader_alone)))
     quick_updates(warm_start, "WarmStartLoss")
     both = reader_config(world, tmp_path / "both", pairs_task="pairs")
-    stop, report = tiny_world.stop_after(2)
-    assert not warm_start.run(both, report, stop)
+    stop_run(warm_start, both, 2)
     shutil.rmtree(tmp_path / "both" / "index")
     with refused("its retriever has trained on"):
         warm_start.run(both, silent, NEVER)

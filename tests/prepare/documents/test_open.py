@@ -1,10 +1,5 @@
 """What a person may write to name a source."""
 
-import subprocess
-import sys
-
-import pytest
-
 from realm_jax.data.documents import Document
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
@@ -71,20 +66,3 @@ def test_a_bucket_is_no_kind(monkeypatch):
     open_source("gs://bucket/a.jsonl.gz")
     open_source("json:gs://bucket/*.jsonl")
     assert named == ["gs://bucket/a.jsonl.gz", "gs://bucket/*.jsonl"]
-
-
-@pytest.mark.full
-def test_files_of_lines_are_read_without_tensorflow(write_lines, tmp_path):
-    # A stand-in that ends whoever imports it.
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit(4)")
-    path = write_lines("a.jsonl.gz", [ARTICLE])
-    command = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
-        "from realm_jax.prepare.documents.open import open_source;"
-        "from realm_jax.prepare.documents.source import read_all;"
-        f"print(len(list(read_all(open_source({path!r})))))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", command], check=True, capture_output=True, text=True
-    )
-    assert result.stdout == "1\n"

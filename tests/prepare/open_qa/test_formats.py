@@ -15,20 +15,12 @@ LINES = (
     '{"question": "wo liegt Čudo", "answers": ["am Hult"], "id": "ignored"}\r\n'
     '{"question": "서울은 어디에", "answer": "대한민국"}\n'
 )
-WEB = json.dumps(
-    [
-        {
-            "targetValue": '(list (description "Maria Brel") (description Ansk))',
-            "utterance": "who drew ansk?",
-        },
-        {
-            "targetValue": (
-                '(list (description "Hult (river)") (description "the \\"Old\\" Hult"))'
-            ),
-            "utterance": "what river is near ansk?",
-        },
-    ]
-)
+_WEB = {
+    "who drew ansk?": '(list (description "Maria Brel") (description Ansk))',
+    "what river is near ansk?": '(list (description "Hult (river)") '
+    '(description "the \\"Old\\" Hult"))',
+}
+WEB = json.dumps([{"targetValue": v, "utterance": q} for q, v in _WEB.items()])
 TREC = (
     "1756\tfactoid\tWhen is Market week in Ansk?\tSept?(ember)?|Feb(ruary)?\n"
     '1535\tfactoid\tWho painted "The Mills"?\t"?Brel"?\n'
@@ -37,34 +29,22 @@ TREC_OF_DPR = (
     "When is Market week in Ansk?\t['Sept?(ember)?|Feb(ruary)?']\n"
     'Who painted the mills?\t"[\'\\\\s?""Brel""\', ""O\'Brel""]"\n'
 )
-TRIVIA = json.dumps(
-    {
-        "Data": [
-            {
-                "Answer": {
-                    "Aliases": ["The Hult", "Hult", "Hult (river)"],
-                    "NormalizedAliases": ["hult river", "hult"],
-                    "NormalizedValue": "hult",
-                    "Value": "Hult",
-                },
-                "Question": "On which river is Ansk?",
-                "QuestionId": "tc_1",
-                "SearchResults": [],
-            },
-            {
-                "Answer": {
-                    "Aliases": [],
-                    "NormalizedAliases": ["seven mills", "7 mills"],
-                    "NormalizedValue": "seven mills",
-                    "Value": "Seven mills",
-                },
-                "Question": "What burnt down at Ansk?",
-                "QuestionId": "tc_9",
-            },
-        ],
-        "Version": 1.0,
-    }
-)
+
+
+def trivia(name, question, value, aliases, normalized):
+    answer = {"Aliases": aliases, "NormalizedAliases": normalized, "Value": value}
+    answer["NormalizedValue"] = value.lower()
+    asked = {"Question": question, "QuestionId": name, "SearchResults": []}
+    return {"Answer": answer, **asked}
+
+
+HULTS = ["The Hult", "Hult", "Hult (river)"], ["hult river", "hult"]
+MILLS = [], ["seven mills", "7 mills"]
+ASKED = [
+    trivia("tc_1", "On which river is Ansk?", "Hult", *HULTS),
+    trivia("tc_9", "What burnt down at Ansk?", "Seven mills", *MILLS),
+]
+TRIVIA = json.dumps({"Data": ASKED, "Version": 1.0})
 HULT = {"text": "Hult", "answer_start": 28}
 ANSWERABLE = {
     "id": "56be4db0acb8001400a502ec",
@@ -165,11 +145,8 @@ def test_curated_trec_in_each_of_its_forms():
 
 
 def test_a_wrong_record_is_named():
-    lines, web, trec = (
-        formats.question_answer_lines,
-        formats.web_questions,
-        formats.curated_trec,
-    )
+    lines, web = formats.question_answer_lines, formats.web_questions
+    trec = formats.curated_trec
     target = '[{"utterance": "q", "targetValue": "Ansk"}]'
     no_answer = '{"Data": [{"Question": "q", "QuestionId": "a"}]}'
     nothing = TRIVIA.replace('"Seven mills"', '""')
@@ -181,11 +158,7 @@ def test_a_wrong_record_is_named():
         (lines, "{", "FILE:1: expected a JSON object"),
         (web, "[1]", r"FILE\[0\]: expected an object, got 1"),
         (web, "[", "expected JSON in FILE"),
-        (
-            web,
-            target,
-            r"FILE\[0\]: expected 'targetValue' to be a list of at least one",
-        ),
+        (web, target, r"FILE\[0\]: expected 'targetValue' to be a list of at least"),
         (trec, "q", "FILE:1: expected number, kind, question"),
         (trec, "q\t['a'", "FILE:1: expected number, kind, question"),
         (trec, "q\t[1]", "FILE:1: expected 'answers'"),

@@ -17,20 +17,16 @@ PAGE = "<P> Deadpool 2 came out on May 18 , 2018 in <B> the United States </B> .
 def raw(name, *annotations, original=False, page=PAGE):
     """A record whose annotations have short answers at ranges of tokens."""
     tokens = page.split(" ")
-    record = {
-        "example_id": name,
-        "question_text": f"when is {name}",
-        "annotations": [
-            {
-                "yes_no_answer": "NONE",
-                "long_answer": {"start_token": 0, "end_token": len(tokens)},
-                "short_answers": [
-                    {"start_token": start, "end_token": end} for start, end in spans
-                ],
-            }
-            for spans in annotations
-        ],
-    }
+
+    def place(start, end):
+        return {"start_token": start, "end_token": end}
+
+    whole = {"yes_no_answer": "NONE", "long_answer": place(0, len(tokens))}
+    record = {"example_id": name, "question_text": f"when is {name}"}
+    record["annotations"] = [
+        whole | {"short_answers": [place(*span) for span in spans]}
+        for spans in annotations
+    ]
     if original:
         flagged = [{"token": t, "html_token": t.startswith("<")} for t in tokens]
         return record | {"document_tokens": flagged}
@@ -91,10 +87,7 @@ def test_a_folder_of_packed_files_is_split_as_nq_open(tmp_path, caplog):
         records = [raw(100 * shard + i, [(at, at + 4)]) for i in range(30)]
         name = f"nq-train-0{shard}.jsonl.gz"
         write(tmp_path / name, records)
-    write(
-        tmp_path / "nq-dev-00.jsonl.gz",
-        [raw(900, [(at, at + 1)]), raw(901, [])],
-    )
+    write(tmp_path / "nq-dev-00.jsonl.gz", [raw(900, [(at, at + 1)]), raw(901, [])])
     questions = read_set("natural_questions", tmp_path)
     assert [q.id for q in questions if q.split == "test"] == ["900"]
     assert {q.split for q in questions} == {"train", "dev", "test"}
