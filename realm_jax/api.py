@@ -17,6 +17,7 @@ the corpus that was opened. No gin file is read.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, overload
@@ -25,6 +26,7 @@ import numpy as np
 from jaxtyping import Float
 
 from realm_jax.answering.answers import Answer, Document
+from realm_jax.answering.hybrid import DEPTH, BM25Index, fuse
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
@@ -105,13 +107,17 @@ class Model:
         return embeddings[0] if single else embeddings
 
     @overload
-    def search(self, texts: str, k: int = 5) -> list[Document]: ...
+    def search(
+        self, texts: str, k: int = 5, *, hybrid: bool = False
+    ) -> list[Document]: ...
 
     @overload
-    def search(self, texts: Iterable[str], k: int = 5) -> list[list[Document]]: ...
+    def search(
+        self, texts: Iterable[str], k: int = 5, *, hybrid: bool = False
+    ) -> list[list[Document]]: ...
 
     def search(
-        self, texts: str | Iterable[str], k: int = 5
+        self, texts: str | Iterable[str], k: int = 5, *, hybrid: bool = False
     ) -> list[Document] | list[list[Document]]:
         """Finds the blocks with the largest inner product, without reading them.
 
@@ -121,18 +127,30 @@ class Model:
         Text beyond the model's length is cut. Returns the k best documents of one text,
         1 to `corpus.num_blocks`, best first; a list of such lists for several. An
         approximate searcher may find fewer.
+
+        A `hybrid` search fuses what is found with what BM25 finds, and scores are sums
+        of reciprocal ranks (`answering/hybrid.py`). The first one counts the words of
+        the whole corpus, which stay in memory.
         """
         checked, single = _texts(texts)
         k = _require_within(k, self.corpus.num_blocks, "in the corpus")
         if not checked:
             return []
         search = _sized(self._search, checked)
-        found = search.search(search.question_ids(checked), k)
+        depth = min(max(k, DEPTH), self.corpus.num_blocks) if hybrid else k
+        found = search.search(search.question_ids(checked), depth)
+        if hybrid:
+            by_words = self._bm25.search(checked, depth)
+            found = fuse(np.asarray(found.ids), by_words, k)
         documents = [
             search.documents(ids, scores)
             for ids, scores in zip(found.ids, found.scores, strict=True)
         ]
         return documents[0] if single else documents
+
+    @functools.cached_property
+    def _bm25(self) -> BM25Index:
+        return BM25Index(self.corpus)
 
     def with_searcher(self, searcher: Searcher) -> "Model":
         """Returns the same model with another index of its corpus.

@@ -11,6 +11,7 @@ import pytest
 
 import realm_jax
 from realm_jax import storage
+from realm_jax.answering.hybrid import BM25Index, fuse
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AnswerService, AskConfig
@@ -181,6 +182,17 @@ def test_searches_and_embeddings_equal_a_sort(model, trained, world, questions):
                 scores[document.block_id], rel=1e-4, abs=1e-5
             )
             assert document.text == store.text(document.block_id).body
+
+
+def test_a_hybrid_search_fuses_it_with_bm25(model, questions):
+    count = model.corpus.num_blocks
+    retrieved = [[d.block_id for d in one] for one in model.search(questions, k=count)]
+    by_words = BM25Index(model.corpus).search(questions, count)
+    expected = fuse(np.array(retrieved), by_words, 3)
+    found = model.search(questions, k=3, hybrid=True)
+    assert [[d.block_id for d in one] for one in found] == expected.ids.tolist()
+    scores = [[d.score for d in one] for one in found]
+    np.testing.assert_allclose(scores, expected.scores, rtol=1e-6)
 
 
 def test_a_batch_is_its_questions_one_by_one(model, questions):

@@ -37,7 +37,7 @@ HOMES = {
     "gin": ("realm_jax.cli", "tpu_launch"),
     "kubernetes": ("tpu_launch.gke",),
     "aiohttp": ("realm_jax.evaluation.server",),
-    "bm25s": ("realm_jax.evaluation.baselines",),
+    "bm25s": ("realm_jax.answering.hybrid",),
     "rich": ("realm_jax.cli", "tpu_launch"),
 }
 

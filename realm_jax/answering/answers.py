@@ -13,7 +13,8 @@ class Document:
     """A block of the corpus that was retrieved for a text.
 
     Attributes:
-      score: f(x, z), the inner product of the two embeddings.
+      score: f(x, z), the inner product of the two embeddings; in a hybrid search the
+        sum of reciprocal ranks.
     """
 
     block_id: int

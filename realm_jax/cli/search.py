@@ -3,13 +3,15 @@
 RUN is the folder of a chain, such as runs/quickstart, or of one of its models. The
 retriever is that of the last stage that is there: fine-tuned, trained by REALM, or warm
 started. So a text without a single question can be searched, too. An index that is
-missing is made once, in the model's folder.
+missing is made once, in the model's folder. With --hybrid the result is fused with that
+of BM25, which finds rare words: often the best search of a text of your own.
 
 Queries come from the command line or, one a line, from standard input; at a terminal
 without a query there is a prompt.
 
 Example:
   realm search runs/quickstart "mausoleum of white marble" --k=3
+  realm search runs/quickstart "mausoleum of white marble" --hybrid
   realm search runs/quickstart --json < queries.txt
 """
 
@@ -48,11 +50,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     echo = len(queries) > 1 or (not queries and not is_terminal())
 
     def search(query: str) -> None:
-        found = model.search(query, k)
+        found = model.search(query, k, hybrid=flags.hybrid)
         if flags.json:
             _print_json(query.strip(), found)
         else:
-            _print_table(query.strip() if echo else "", found)
+            _print_table(query.strip() if echo else "", found, flags.hybrid)
 
     for query in queries:
         if not stop.is_set():
@@ -73,6 +75,9 @@ def _make_parser() -> argparse.ArgumentParser:
         help=f"blocks to print for each query; {_DEFAULT_K} by default",
     )
     parser.add_argument(
+        "--hybrid", action="store_true", help="fuse it with what BM25 finds"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print an object a line for each query"
     )
     configuration.add_import_module(parser)
@@ -85,18 +90,18 @@ def _print_json(query: str, documents: Sequence[Document]) -> None:
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
-def _print_table(query: str, documents: Sequence[Document]) -> None:
+def _print_table(query: str, documents: Sequence[Document], is_hybrid: bool) -> None:
     console = Console()
     if query:
         console.print(Text(f"? {query}", style="bold cyan"))
     table = Table(box=None, pad_edge=False, expand=True)
-    table.add_column("f(x, z)", justify="right", no_wrap=True)
+    table.add_column("fused" if is_hybrid else "f(x, z)", justify="right", no_wrap=True)
     table.add_column("block", ratio=1)
     for document in documents:
         block = Text(document.title, "bold")
         block.append(f" ({document.source_id})\n", "not bold dim")
         block.append(document.text, "not bold")
-        table.add_row(f"{document.score:.3f}", block)
+        table.add_row(f"{document.score:.{4 if is_hybrid else 3}f}", block)
     console.print(table)
 
 

@@ -115,9 +115,12 @@ def _gained(probe: str, comparison: Mapping[str, Any]) -> str:
         f"{100 * rows[label].mean:.1f}"
         for label in (adaptation.BEFORE, adaptation.AFTER, BM25)
     )
+    # Version 0.1 has not measured it.
+    fused = rows.get(adaptation.FUSED)
+    beside = f", both fused {100 * fused.mean:.1f}" if fused else ""
     return (
         f"{metric} of {gain.count:,} {probe} {before} -> {after} "
-        f"({_points(gain)}; BM25 {bm25})"
+        f"({_points(gain)}; BM25 {bm25}{beside})"
     )
 
 

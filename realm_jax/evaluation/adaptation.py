@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+from realm_jax.answering.hybrid import DEPTH, BM25Index, fuse
 from realm_jax.answering.search import embed_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_row
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.errors import StoppedError
-from realm_jax.evaluation.baselines import bm25_scorer
 from realm_jax.evaluation.comparisons import BM25, Comparison, compare, recall_name
 from realm_jax.evaluation.searching import PretrainedRetriever
 from realm_jax.index.embed import EmbedConfig
@@ -32,9 +32,11 @@ from realm_jax.metrics import ranking
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
 from realm_jax.training.projection import document_features, unprojected
 from realm_jax.training.stage import open_examples
+from realm_jax.types import NULL_BLOCK
 
 BEFORE, AFTER = "before REALM", "after REALM"
 ENCODER = "the encoder without a projection"
+FUSED = "BM25 and after REALM, fused"
 SENTENCES, QUERIES = "held-out sentences", "queries"
 _SENTENCE_RECALLS = (1, 5, 20)
 _QUERY_RECALLS = (1, 5, 20, 100)
@@ -214,8 +216,12 @@ def measure(
         for probe in probes:
             found[probe.name][label] = probe.measure(search, stop)
 
-    bm25, numerics = bm25_scorer(corpus), _numerics(after, corpus)
-    add(BM25, lambda probe, rows: bm25(probe.texts[rows.start : rows.stop]))
+    numerics, index = _numerics(after, corpus), BM25Index(corpus)
+
+    def bm25(probe: Probe, rows: range) -> Scores:
+        return index.scores(probe.texts[rows.start : rows.stop])
+
+    add(BM25, bm25)
     baselines = [BM25]
     config = before.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
@@ -223,7 +229,10 @@ def measure(
         baselines.append(ENCODER)
         add(ENCODER, _without_projection(before, corpus, numerics))
     add(BEFORE, _with_index(before, corpus, numerics, stop, donor=after.model_dir))
-    add(AFTER, _with_index(after, corpus, numerics, stop))
+    adapted = _with_index(after, corpus, numerics, stop)
+    add(AFTER, adapted)
+    add(FUSED, lambda *of: _fused(adapted(*of), bm25(*of)))
+    baselines.append(FUSED)
     return {
         name: compare(
             {label: of[label] for label in (BEFORE, AFTER)},
@@ -231,6 +240,17 @@ def measure(
         )
         for name, of in found.items()
     }
+
+
+def _fused(retrieved: Scores, by_words: Scores) -> Scores:
+    """Returns what the blocks score if both rankings are fused, -inf beyond them."""
+    depth = min(DEPTH, retrieved.shape[1])
+    nearest, lexical = (ranking.best_first(s, depth) for s in (retrieved, by_words))
+    found = fuse(nearest, lexical, retrieved.shape[1])
+    scores = np.full(retrieved.shape, -np.inf, np.float32)
+    for row, ids, of_ids in zip(scores, found.ids, found.scores, strict=True):
+        row[ids[ids != NULL_BLOCK]] = of_ids[ids != NULL_BLOCK]
+    return scores
 
 
 def _numerics(model: PretrainedRetriever, corpus: BlockStore) -> dict[str, str]:

@@ -6,26 +6,18 @@ same blocks and questions.
 """
 
 import logging
-import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import stats
 
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.comparisons import BM25, RANDOM_BLOCKS, recall_name
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 
-if TYPE_CHECKING:
-    import bm25s
-
-# Anserini's, which DPR and its successors compare with.
-_K1, _B = 0.9, 0.4
-_BLOCKS_AT_A_TIME = 4096
 # Times that the patterns of a question are matched in a block: 15 microseconds each.
 _MOST_MATCHED = 4_000_000
 
@@ -46,7 +38,7 @@ def baseline_recalls(
     than a minute or so, random blocks are those of a sample; their label says so. A
     corpus of more than `max_blocks` is not measured, because all of it would have to be
     read: by chance, how many blocks answer a question decides, and BM25 takes every
-    word into memory. `bm25` returns the output of `bm25_neighbours`, where others need
+    word into memory. `bm25` returns what `BM25Index.search` finds, where others need
     it, too.
     """
     num_blocks = corpus.num_blocks
@@ -63,7 +55,7 @@ def baseline_recalls(
     sample = _sample(num_blocks, int(with_patterns.sum()), max(recall_at))
     relevant = relevant_blocks(corpus, questions, patterns_in=sample)
     texts = [question.question for question in questions]
-    ids = bm25() if bm25 else bm25_neighbours(corpus, texts, max(recall_at))
+    ids = bm25() if bm25 else BM25Index(corpus).search(texts, max(recall_at))
     label, judged, found = RANDOM_BLOCKS, np.full(len(questions), num_blocks), relevant
     if sample is not None:
         label = f"{RANDOM_BLOCKS} (estimated)"
@@ -105,71 +97,3 @@ def random_recall(
     counts = np.asarray([len(blocks) for blocks in relevant], np.int64)
     drawn = np.minimum(k, num_blocks)
     return 1.0 - stats.hypergeom.pmf(0, num_blocks, counts, drawn)
-
-
-def bm25_neighbours(
-    corpus: BlockStore, questions: Sequence[str], k: int
-) -> Int[np.ndarray, "question neighbour"]:
-    """Returns the k blocks with the highest BM25 score for each question, best first.
-
-    Lucene's variant of BM25, over the words of title and body as `answer_tokens` splits
-    them: lowercase, without articles, not stemmed. The id is -1 where no further block
-    shares a word with the question.
-    """
-    found = np.full((len(questions), k), -1, np.int64)
-    index = _bm25_index(corpus)
-    if index is None:
-        return found
-    ids, scores = index.retrieve(
-        [answer_tokens(question) for question in questions],
-        k=min(k, corpus.num_blocks),
-        show_progress=False,
-        backend_selection="numpy",
-    )
-    found[:, : ids.shape[1]] = np.where(scores > 0.0, ids, -1)
-    return found
-
-
-def bm25_scorer(
-    corpus: BlockStore,
-) -> Callable[[Sequence[str]], Float[np.ndarray, "question block"]]:
-    """Returns what gives the BM25 scores of all blocks; see `bm25_neighbours`.
-
-    A block that shares no word with a question has a score of -inf.
-    """
-    index = _bm25_index(corpus)
-
-    def scores(questions: Sequence[str]) -> Float[np.ndarray, "question block"]:
-        found = np.zeros((len(questions), corpus.num_blocks), np.float32)
-        for row, question in zip(found, questions, strict=True):
-            if index is not None and (words := answer_tokens(question)):
-                row[:] = index.get_scores(words)
-        return np.where(found > 0.0, found, -np.inf)
-
-    return scores
-
-
-def _bm25_index(corpus: BlockStore) -> "bm25s.BM25 | None":
-    """Returns the words of all blocks, counted; None if there are none."""
-    # Its import tries JAX out, which only an evaluation should pay for.
-    import bm25s
-
-    # It asks for its debug messages to be shown.
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    words = _words_of_blocks(corpus)
-    if not any(words):
-        return None
-    index = bm25s.BM25(method="lucene", k1=_K1, b=_B, backend="numpy")
-    index.index(words, show_progress=False)
-    return index
-
-
-def _words_of_blocks(corpus: BlockStore) -> list[list[str]]:
-    # Interned, for a text object a word would take eight times the memory.
-    return [
-        [sys.intern(word) for word in answer_tokens(f"{text.title} {text.body}")]
-        for start in range(0, corpus.num_blocks, _BLOCKS_AT_A_TIME)
-        for text in corpus.texts(
-            np.arange(start, min(start + _BLOCKS_AT_A_TIME, corpus.num_blocks))
-        )
-    ]

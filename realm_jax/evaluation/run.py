@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax import multihost, ranges
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
@@ -29,7 +30,7 @@ from realm_jax.evaluation.answer_errors import (
     by_overlap,
     training_overlap,
 )
-from realm_jax.evaluation.baselines import baseline_recalls, bm25_neighbours
+from realm_jax.evaluation.baselines import baseline_recalls
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
@@ -359,7 +360,7 @@ class _Evaluation:
     def _bm25(self) -> np.ndarray:
         """The blocks that BM25 finds for each question."""
         texts = [question.question for question in self._questions.questions]
-        return bm25_neighbours(self._corpus, texts, max(RECALL_AT))
+        return BM25Index(self._corpus).search(texts, max(RECALL_AT))
 
     def _same_reader(
         self,

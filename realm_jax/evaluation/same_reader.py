@@ -33,7 +33,7 @@ class Baseline(enum.StrEnum):
     Attributes:
       CLOSED_BOOK: nothing is read; the most frequent answer of the training questions.
       RANDOM: blocks drawn at random.
-      BM25: the best by `baselines.bm25_neighbours`.
+      BM25: the best by `BM25Index.search`.
       STARTING_POINT: the retriever before training.
       ORACLE: a single block, the first of those retrieved that contains an answer.
     """

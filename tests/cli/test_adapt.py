@@ -227,8 +227,11 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     assert written == report
     of_queries = report["measured"][adaptation.QUERIES]
     labels = [row["label"] for row in of_queries["baselines"] + of_queries["rows"]]
-    assert labels == ["BM25", adaptation.ENCODER, adaptation.BEFORE, adaptation.AFTER]
-    [bm25, *_] = of_queries["baselines"]
+    before_and_after = (adaptation.BEFORE, adaptation.AFTER)
+    assert labels == ["BM25", adaptation.ENCODER, adaptation.FUSED, *before_and_after]
+    bm25, _, fused = of_queries["baselines"]
+    after = of_queries["rows"][-1]
+    assert after["metrics"]["MRR@10"]["mean"] < fused["metrics"]["MRR@10"]["mean"]
     # Nothing but the name of the town tells articles apart, and it is in the query.
     assert bm25["metrics"]["MRR@10"]["mean"] == 1.0
     assert bm25["metrics"]["MRR@10"]["count"] == len(QUERIES)

@@ -144,6 +144,9 @@ def test_the_last_stage_of_a_chain_is_searched(
     for query in queries:
         documents = model.search(query, k=3)
         assert found[query] == [(d.title, d.score) for d in documents]
+    fused = json.loads(realm("search", root, "--hybrid", queries[0], "--json"))
+    titles = [d.title for d in model.search(queries[0], k=5, hybrid=True)]
+    assert [d["title"] for d in fused["documents"]] == titles
     # Both stages have left an index of what they ended with.
     assert embedded == []
     with piped(f"{queries[0]}\n\n{queries[1]}"):

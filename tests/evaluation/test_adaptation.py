@@ -90,7 +90,10 @@ def results(probe, before, after, **others):
         label: {metric: np.array(of[label]) for metric, of in values.items()}
         for label in (adaptation.BEFORE, adaptation.AFTER)
     }
-    baselines = {BM25: named[adaptation.BEFORE]}
+    baselines = {
+        BM25: named[adaptation.BEFORE],
+        adaptation.FUSED: named[adaptation.AFTER],
+    }
     return {probe: compare(named, baselines)}
 
 
@@ -121,7 +124,7 @@ def test_three_lines_say_what_happened(tmp_path):
     made = adapt_report.make_report(worse, str(tmp_path), {}, **spent)
     gained, cost, export = adapt_report.summary(made, "runs/my", "runs/my/export")
     assert gained.startswith("gained: nDCG@10 of 3 queries 53.3 -> 20.0 (-33.3 [")
-    assert gained.endswith("; BM25 53.3)")
+    assert gained.endswith("; BM25 53.3, both fused 20.0)")
     assert cost == "cost: measuring 1.5 min, 2.0 GiB in the largest process"
     assert "encoder as it was, for REALM made it worse: nDCG@10 -33.3 [" in export
     assert " of the queries; try realm search runs/my/warm_start" in export

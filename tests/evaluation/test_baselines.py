@@ -1,6 +1,4 @@
 import itertools
-import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from realm_jax.data.questions import Question
 from realm_jax.evaluation import baselines
 from realm_jax.evaluation.baselines import (
     baseline_recalls,
-    bm25_neighbours,
     random_recall,
 )
 from realm_jax.metrics import retrieval
@@ -26,45 +23,6 @@ def test_random_recall_is_that_of_all_ways_to_draw(k):
         for blocks in relevant
     ]
     np.testing.assert_allclose(random_recall(relevant, 6, k), expected, atol=1e-12)
-
-
-def slow_bm25(documents, question, k1=0.9, b=0.4):
-    """Lucene's scores of all documents, word by word."""
-    mean_length = sum(map(len, documents)) / len(documents)
-    scores = []
-    for document in documents:
-        counts, score = Counter(document), 0.0
-        for word in question:
-            containing = sum(word in other for other in documents)
-            rarity = math.log(
-                1 + (len(documents) - containing + 0.5) / (containing + 0.5)
-            )
-            damping = k1 * (1 - b + b * len(document) / mean_length)
-            score += rarity * counts[word] / (counts[word] + damping)
-        scores.append(score)
-    return scores
-
-
-def test_bm25_ranks_as_a_loop_over_words_and_documents(corpus):
-    questions = ["Who founded Čudo in 1580?", "On which river lies Ansk?", "Bells!"]
-    texts = corpus.texts(np.arange(corpus.num_blocks))
-    documents = [answer_tokens(f"{text.title} {text.body}") for text in texts]
-    found = bm25_neighbours(corpus, questions, 5)
-    for row, question in zip(found, questions, strict=True):
-        scores = slow_bm25(documents, answer_tokens(question))
-        best = sorted(scores, reverse=True)[:5]
-        # Blocks with the same score may stand in any order.
-        np.testing.assert_allclose(
-            [scores[block] if block >= 0 else 0.0 for block in row], best, rtol=1e-5
-        )
-    assert texts[found[0, 0]].title == "Čudo"
-
-
-def test_what_shares_no_word_is_not_found(corpus):
-    assert (bm25_neighbours(corpus, ["xyzzy", ""], 3) == -1).all()
-    wide = bm25_neighbours(corpus, ["Bells"], corpus.num_blocks + 2)
-    assert wide.shape == (1, corpus.num_blocks + 2)
-    assert (wide[0, -2:] == -1).all()
 
 
 def test_a_corpus_above_the_limit_is_not_read(corpus, monkeypatch, caplog):

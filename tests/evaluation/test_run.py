@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.documents import Document
@@ -13,7 +14,6 @@ from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.versions import link_versions
 from realm_jax.errors import StoppedError
 from realm_jax.evaluation import comparisons, provenance, run
-from realm_jax.evaluation.baselines import bm25_neighbours
 from realm_jax.evaluation.findings import verdicts
 from realm_jax.evaluation.watch import follow
 from realm_jax.index.embed import document_embedder, embed_blocks
@@ -249,7 +249,7 @@ def test_baselines_are_judged_as_the_retriever_is(report, asked):
     store, questions, relevant = asked
     rows = {row.label: row.metrics for row in report[0].comparison.baselines}
     assert list(rows) == ["random blocks", "BM25"]
-    found = bm25_neighbours(store, [q.question for q in questions], 20)
+    found = BM25Index(store).search([q.question for q in questions], 20)
     draw = np.random.default_rng(0)
     orders = [draw.permutation(store.num_blocks) for _ in range(400)]
     for k in (1, 5, 20):

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import read_questions
 from realm_jax.evaluation import comparisons, run
-from realm_jax.evaluation.baselines import bm25_neighbours
 from realm_jax.evaluation.compare import compare_runs, read_run
 from realm_jax.evaluation.findings import verdicts
 from realm_jax.evaluation.loading import FinetunedModel
@@ -81,7 +81,7 @@ def read_in(line):
 def test_each_row_reads_the_blocks_of_its_baseline(stages, config, report):
     store = BlockStore.open(stages[0].corpus)
     texts = [q.question for q in read_questions(config.questions, "dev")]
-    by_words = bm25_neighbours(store, texts, NUM_READ)
+    by_words = BM25Index(store).search(texts, NUM_READ)
     by_chance = random_blocks(len(texts), store.num_blocks, NUM_READ)
     for baseline, found in (("bm25", by_words), ("random", by_chance)):
         for line, blocks in zip(lines_of(config, baseline), found, strict=True):

@@ -1,0 +1,75 @@
+import math
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.answering.hybrid import BM25Index, fuse
+from realm_jax.data.normalisation import answer_tokens
+
+
+def slow_bm25(documents, question, k1=0.9, b=0.4):
+    """Lucene's scores of all documents, word by word."""
+    mean_length = sum(map(len, documents)) / len(documents)
+    scores = []
+    for document in documents:
+        counts, score = Counter(document), 0.0
+        for word in question:
+            containing = sum(word in other for other in documents)
+            rarity = math.log(
+                1 + (len(documents) - containing + 0.5) / (containing + 0.5)
+            )
+            damping = k1 * (1 - b + b * len(document) / mean_length)
+            score += rarity * counts[word] / (counts[word] + damping)
+        scores.append(score)
+    return scores
+
+
+def test_bm25_ranks_as_a_loop_over_words_and_documents(corpus):
+    questions = ["Who founded Čudo in 1580?", "On which river lies Ansk?", "Bells!"]
+    texts = corpus.texts(np.arange(corpus.num_blocks))
+    documents = [answer_tokens(f"{text.title} {text.body}") for text in texts]
+    index = BM25Index(corpus)
+    found = index.search(questions, 5)
+    for row, question in zip(found, questions, strict=True):
+        scores = slow_bm25(documents, answer_tokens(question))
+        [given] = np.maximum(index.scores([question]), 0.0)
+        np.testing.assert_allclose(given, scores, rtol=1e-5)
+        best = sorted(scores, reverse=True)[:5]
+        # Blocks with the same score may stand in any order.
+        np.testing.assert_allclose(
+            [scores[block] if block >= 0 else 0.0 for block in row], best, rtol=1e-5
+        )
+    assert texts[found[0, 0]].title == "Čudo"
+
+
+def test_what_shares_no_word_is_not_found(corpus):
+    index = BM25Index(corpus)
+    assert (index.search(["xyzzy", ""], 3) == -1).all()
+    wide = index.search(["Bells"], corpus.num_blocks + 2)
+    assert wide.shape == (1, corpus.num_blocks + 2)
+    assert (wide[0, -2:] == -1).all()
+
+
+rankings = st.lists(st.integers(0, 12), unique=True, max_size=8)
+
+
+@given(rankings, rankings, st.integers(1, 15))
+def test_fused_is_the_sum_of_reciprocal_ranks(retrieved, by_words, k):
+    """Of the blocks that either has; half as much of BM25's."""
+    rows = [[*ids, *[-1] * (8 - len(ids))] for ids in (retrieved, by_words)]
+    found = fuse(*(np.array([row]) for row in rows), k)
+    scores = {
+        block: sum(
+            weight / (61 + ids.index(block))
+            for ids, weight in ((retrieved, 1.0), (by_words, 0.5))
+            if block in ids
+        )
+        for block in {*retrieved, *by_words}
+    }
+    best = sorted(scores, key=lambda block: (-scores[block], block))[:k]
+    empty = k - len(best)
+    assert found.ids.tolist() == [[*best, *[-1] * empty]]
+    expected = [*(scores[block] for block in best), *[-np.inf] * empty]
+    np.testing.assert_allclose(found.scores[0], expected, rtol=1e-6)
