@@ -22,10 +22,11 @@ DEPTH = 1000
 # Anserini's, which DPR and its successors compare with.
 _K1, _B = 0.9, 0.4
 _BLOCKS_AT_A_TIME = 4096
-# Cormack et al. 2009 have 60, and the same weight for all. With half of it for BM25 the
-# queries of Cranfield are answered best (docs/adapt.md).
+BM25_WEIGHT = 0.5
+"""Weight of BM25 beside the retriever's 1, chosen on Cranfield (docs/adapt.md)."""
+
+# As in Cormack et al. 2009.
 _RANK_OFFSET = 60
-_BM25_WEIGHT = 0.5
 
 
 class BM25Index:
@@ -92,6 +93,8 @@ def fuse(
     retrieved: Int[np.ndarray, "question neighbour"],
     by_words: Int[np.ndarray, "question other"],
     k: int,
+    *,
+    bm25_weight: float = BM25_WEIGHT,
 ) -> Neighbours:
     """Fuses the rankings of a retriever and of BM25 by their reciprocal ranks.
 
@@ -103,7 +106,7 @@ def fuse(
     scores = np.full((len(retrieved), k), -np.inf, np.float32)
     for row, rankings in enumerate(zip(retrieved, by_words, strict=True)):
         total: dict[int, float] = {}
-        for ranking, weight in zip(rankings, (1.0, _BM25_WEIGHT), strict=True):
+        for ranking, weight in zip(rankings, (1.0, bm25_weight), strict=True):
             for rank, block in enumerate(ranking.tolist(), start=1):
                 if block != NULL_BLOCK:
                     score = weight / (_RANK_OFFSET + rank)
