@@ -19,7 +19,11 @@ from realm_jax.data.judgements import read_judgements
 from realm_jax.evaluation import adaptation
 from realm_jax.evaluation.recorded import Overrides
 from realm_jax.evaluation.searching import open_retriever
-from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
+from realm_jax.metrics.retrieval import (
+    Interval,
+    bootstrap_interval,
+    paired_bootstrap_difference,
+)
 from realm_jax.types import NULL_BLOCK
 
 METRIC = "nDCG@10"
@@ -61,8 +65,10 @@ def main() -> None:
             bootstrap_interval(found),
             paired_bootstrap_difference(alone, found),
         )
-        rows.append([label, _percent(mean), "" if found is alone else _percent(change)])
-    names = {flags.run: "RUN", flags.queries: "QUERIES"}
+        rows.append(
+            [label, _percent(mean), "" if found is alone else _percent(change, "+")]
+        )
+    names = {"RUN": flags.run, "QUERIES": flags.queries}
     text = "\n".join(
         [
             f"    {command_line('hybrid', names)}",
@@ -75,9 +81,12 @@ def main() -> None:
     publish("hybrid", text, values, flags)
 
 
-def _percent(interval) -> str:
-    low, high = 100 * interval.low, 100 * interval.high
-    return f"{100 * interval.mean:.1f} [{low:.1f}, {high:.1f}]"
+def _percent(interval: Interval, sign: str = "") -> str:
+    mean, low, high = (
+        format(100 * value, f"{sign}.1f")
+        for value in (interval.mean, interval.low, interval.high)
+    )
+    return f"{mean} [{low}, {high}]"
 
 
 if __name__ == "__main__":
