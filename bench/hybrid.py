@@ -11,7 +11,13 @@ import threading
 
 import numpy as np
 
-from bench.command import command_line, make_parser, one_line_errors, publish
+from bench.command import (
+    command_line,
+    make_parser,
+    one_line_errors,
+    publish,
+    require_room,
+)
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.answering.hybrid import DEPTH, BM25Index, fuse
@@ -37,6 +43,7 @@ def main() -> None:
     parser.add_argument("--queries", required=True, help="queries to search with")
     parser.add_argument("--qrels", default="", help="their judgements")
     flags = parser.parse_args()
+    require_room("hybrid", flags)
     retriever, corpus = open_retriever(flags.run, Overrides())
     sources = {text.source_id for text in corpus.texts(np.arange(corpus.num_blocks))}
     queries = read_judgements(flags.queries, flags.qrels, sources)
@@ -49,7 +56,8 @@ def main() -> None:
     everything = range(len(probe.texts))
 
     def judge(first: np.ndarray, weight: float) -> np.ndarray:
-        found = fuse(first, by_words, corpus.num_blocks, bm25_weight=weight)
+        most = min(2 * depth, corpus.num_blocks)
+        found = fuse(first, by_words, most, bm25_weight=weight)
         scores = np.full((len(first), corpus.num_blocks), -np.inf, np.float32)
         for row, ids, of_ids in zip(scores, found.ids, found.scores, strict=True):
             row[ids[ids != NULL_BLOCK]] = of_ids[ids != NULL_BLOCK]

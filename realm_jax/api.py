@@ -165,7 +165,10 @@ class Model:
                 f"expected a searcher of the corpus's {self.corpus.num_blocks} blocks, "
                 f"got one of {searcher.num_blocks}; make it of this corpus's index"
             )
-        return Model(dataclasses.replace(self._search, searcher=searcher))
+        other = Model(dataclasses.replace(self._search, searcher=searcher))
+        # Words that were counted are those of the same corpus.
+        vars(other).update({k: v for k, v in vars(self).items() if k == "_bm25"})
+        return other
 
 
 def load(

@@ -16,7 +16,15 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 LAYERS = (
     (
         *("attempts", "axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "placement", "ranges", "rendezvous", "run_record", "stages"),
+        *(
+            "multihost",
+            "placement",
+            "ranges",
+            "registry",
+            "rendezvous",
+            "run_record",
+            "stages",
+        ),
         *("storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),

@@ -58,7 +58,7 @@ class BM25Index:
         The id is -1 where no further block shares a word with the question.
         """
         found = np.full((len(questions), k), NULL_BLOCK, np.int64)
-        if self._index is None:
+        if self._index is None or not questions:
             return found
         ids, scores = self._index.retrieve(
             [answer_tokens(question) for question in questions],
@@ -107,8 +107,11 @@ def fuse(
     for row, rankings in enumerate(zip(retrieved, by_words, strict=True)):
         total: dict[int, float] = {}
         for ranking, weight in zip(rankings, (1.0, bm25_weight), strict=True):
+            seen = {NULL_BLOCK}
             for rank, block in enumerate(ranking.tolist(), start=1):
-                if block != NULL_BLOCK:
+                # A searcher of one's own may find a block twice.
+                if block not in seen and weight:
+                    seen.add(block)
                     score = weight / (_RANK_OFFSET + rank)
                     total[block] = total.get(block, 0.0) + score
         best = sorted(total.items(), key=lambda item: (-item[1], item[0]))[:k]

@@ -47,6 +47,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     index = retriever.index(corpus, stop)
     model = Model(retriever.answerer(corpus, index, batch_size=1))
     k = min(_DEFAULT_K, corpus.num_blocks) if flags.k is None else flags.k
+    if flags.hybrid:
+        note(f"counting the words of {corpus.num_blocks:,} blocks")
     echo = len(queries) > 1 or (not queries and not is_terminal())
 
     def search(query: str) -> None:

@@ -246,7 +246,7 @@ def _fused(retrieved: Scores, by_words: Scores) -> Scores:
     """Returns what the blocks score if both rankings are fused, -inf beyond them."""
     depth = min(DEPTH, retrieved.shape[1])
     nearest, lexical = (ranking.best_first(s, depth) for s in (retrieved, by_words))
-    found = fuse(nearest, lexical, retrieved.shape[1])
+    found = fuse(nearest, lexical, min(2 * depth, retrieved.shape[1]))
     scores = np.full(retrieved.shape, -np.inf, np.float32)
     for row, ids, of_ids in zip(scores, found.ids, found.scores, strict=True):
         row[ids[ids != NULL_BLOCK]] = of_ids[ids != NULL_BLOCK]

@@ -215,7 +215,11 @@ class SnapshotSeries:
     def read_array(
         self, manifest: Manifest, name: str, rows: slice = slice(None)
     ) -> np.ndarray:
-        """Returns rows, a slice of step 1, or raises DamagedSnapshotError."""
+        """Returns rows, a slice of step 1; every chunk that is read is checked.
+
+        Raises:
+          DamagedSnapshotError: a chunk is missing or was changed.
+        """
         record = self._array_record(manifest, name)
         start, stop, _ = rows.indices(record.shape[0])
         folder = f"{self._folder(manifest.step, manifest.attempt)}/{name}"

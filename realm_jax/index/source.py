@@ -207,7 +207,7 @@ class IndexSource:
 
         A warm start reads retrieved documents from it, and fine-tuning searches it.
         `trained` names the part of the document tower that a run which `resumes` has
-        trained, "" for none; it cannot build its index again then.
+        trained; only where that is "", for none, can a missing index be built again.
 
         Raises:
           StoppedError: stopped while the corpus was being embedded.

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import BertConfig
+from realm_jax.registry import Registry
 
 _KIND = "encoder"
-_KINDS: dict[str, type[BertConfig]] = {}
+_ENCODERS: Registry[type[BertConfig]] = Registry(_KIND)
 
 Config = TypeVar("Config", bound=BertConfig)
 
@@ -22,25 +23,9 @@ Config = TypeVar("Config", bound=BertConfig)
 def register_encoder(name: str) -> Callable[[type[Config]], type[Config]]:
     """Returns a decorator that registers the configuration of an encoder.
 
-    Records call it `name`. The same one may be registered again, as a module that is
-    reloaded does.
+    Records call it `name`.
     """
-
-    def register(kind: type[Config]) -> type[Config]:
-        place, taken = _place(kind), _place(_KINDS.get(name, kind))
-        if place != taken:
-            raise BadInputError(
-                f"expected a new name for the encoder {place}, got {name!r}, which is "
-                f"that of {taken}; choose another"
-            )
-        _KINDS[name] = kind
-        return kind
-
-    return register
-
-
-def _place(kind: type[BertConfig]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return _ENCODERS.register(name)
 
 
 def recorded(config: BertConfig) -> dict[str, Any]:
@@ -48,9 +33,8 @@ def recorded(config: BertConfig) -> dict[str, Any]:
     settings = dataclasses.asdict(config)
     if type(config) is BertConfig:
         return settings
-    for name, kind in _KINDS.items():
-        if type(config) is kind:
-            return {_KIND: name, **settings}
+    if name := _ENCODERS.name_of(type(config)):
+        return {_KIND: name, **settings}
     raise BadInputError(
         f"expected a registered encoder, got {type(config).__qualname__}; put "
         '@encoders.register_encoder("...") on it'
@@ -70,9 +54,4 @@ def from_record(settings: Mapping[str, Any], **others: Any) -> BertConfig:
     name = known.pop(_KIND, None)
     if name is None:
         return BertConfig(**known)
-    if name not in _KINDS:
-        raise BadInputError(
-            f"expected an encoder that is registered, got {name!r}; import the module "
-            "that defines it first (--import_module=MODULE of a command)"
-        )
-    return _KINDS[name](**known)
+    return _ENCODERS.get(name)(**known)

@@ -12,8 +12,8 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from realm_jax.errors import BadInputError
 from realm_jax.objectives.masked_lm import MaskedLikelihood
+from realm_jax.registry import Registry
 from realm_jax.types import Array
 
 
@@ -53,7 +53,9 @@ class Evidence:
 Objective = Callable[
     [Evidence], tuple[Float[Array, ""], Mapping[str, tuple[Array, Array]]]
 ]
-"""Maps the evidence to a scalar to minimise, and to further metrics as (sum, count)."""
+"""Maps the evidence to a scalar to minimise, and to metrics of its own as (sum, count).
+
+It is hashable, as a function is. The report takes the scalar for nats of a sentence."""
 
 MARGINAL_LIKELIHOOD = "marginal_likelihood"
 
@@ -69,38 +71,16 @@ def marginal_likelihood(
     return loss - share, {}
 
 
-_OBJECTIVES: dict[str, Objective] = {MARGINAL_LIKELIHOOD: marginal_likelihood}
+_OBJECTIVES: Registry[Objective] = Registry(
+    "objective", {MARGINAL_LIKELIHOOD: marginal_likelihood}
+)
 
 
 def register_objective(name: str) -> Callable[[Objective], Objective]:
-    """Returns a decorator that registers an objective under a name of its own.
-
-    The same one may be registered again, as a module that is reloaded does.
-    """
-
-    def register(objective: Objective) -> Objective:
-        place, taken = _place(objective), _place(_OBJECTIVES.get(name, objective))
-        if place != taken:
-            raise BadInputError(
-                f"expected a new name for the objective {place}, got {name!r}, which "
-                f"is that of {taken}; choose another"
-            )
-        _OBJECTIVES[name] = objective
-        return objective
-
-    return register
+    """Returns a decorator that registers an objective under a name of its own."""
+    return _OBJECTIVES.register(name)
 
 
 def registered(name: Any) -> Objective:
     """Returns the objective that has a name, which may come from a gin file."""
-    if name not in _OBJECTIVES:
-        raise BadInputError(
-            f"expected an objective among {', '.join(sorted(_OBJECTIVES))}, got "
-            f"{name!r}; import the module that defines it first "
-            "(--import_module=MODULE of a command)"
-        )
-    return _OBJECTIVES[name]
-
-
-def _place(objective: Objective) -> str:
-    return f"{objective.__module__}.{getattr(objective, '__qualname__', objective)}"
+    return _OBJECTIVES.get(name)

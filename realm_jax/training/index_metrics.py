@@ -116,7 +116,8 @@ def make_index_metrics(
 ) -> IndexMetrics:
     """Prepares to measure the indexes of a stage; see `held_out_spans`.
 
-    The probe's queries are the first of `examples`, which are trained on.
+    The probe's queries are the first of `examples`, which are trained on. `max_spans`
+    of 0 measures no masked sentences; `require_spans` refuses a task without any.
     """
     config, lengths = stage.config, stage.config.models.lengths
     rows = np.arange(min(NUM_QUERIES, len(examples)))

@@ -86,7 +86,8 @@ class MaskedSpans:
 class HeldOutSpans:
     """A fixed set of masked sentences, evenly spread, predicted repeatedly.
 
-    `num_candidates` includes the null document. Batches are split over the mesh.
+    `num_candidates` includes the null document. Batches are split over the
+    mesh; None is for one device.
     """
 
     def __init__(

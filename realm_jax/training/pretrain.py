@@ -96,7 +96,8 @@ class PretrainConfig(StageConfig):
       normalization: of p(z|x) in the loss: over the "candidates" of a sentence (the
         paper) or over the whole "batch"; see `objectives/retrieval.py`.
       objective: "marginal_likelihood" (the paper), or one that a module of yours
-        registers; see `objectives/pretraining.py`.
+        registers; see `objectives/pretraining.py`. That follows `normalization` if it
+        uses `Evidence.log_share`.
       questions: JSON lines of held-out questions for recall@5, or "".
       questions_split: the split of the questions that is searched.
       held_out_examples: number of masked sentences of the validation split that are

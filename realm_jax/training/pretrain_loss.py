@@ -10,6 +10,7 @@ from flax import linen as nn
 from jaxtyping import Float, PyTree
 
 from realm_jax.data.layout import NULL_DOCUMENT_LENGTH
+from realm_jax.errors import BadInputError
 from realm_jax.metrics.means import Means, mean_of, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -125,8 +126,13 @@ class PretrainLoss(Loss):
             "retrieval_entropy": per_example(entropy),
             "padding_share": self._padding_share(packing, inputs),
             **of_batch,
-            **{name: mean_of(*sums) for name, sums in of_objective.items()},
         }
+        if taken := sorted(metrics.keys() & of_objective.keys()):
+            raise BadInputError(
+                f"expected new names for the metrics of an objective, got {taken}, "
+                "which every pre-training step measures; rename them"
+            )
+        metrics |= {name: mean_of(*sums) for name, sums in of_objective.items()}
         return loss, (metrics, evidence.document_embeddings)
 
     def likelihood(

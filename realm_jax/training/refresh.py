@@ -56,7 +56,7 @@ class WhenStale(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StalenessBound:
-    """The maximum age of an index, in updates, and what to do beyond it."""
+    """The maximum age of an index, in updates (None for any), and what to do beyond."""
 
     max_steps: int | None = None
     action: WhenStale = WhenStale.WAIT
@@ -96,6 +96,7 @@ class Slices:
 class Refresher:
     """Provides the index that each step searches.
 
+    `wait_seconds` is the longest wait for an index while the builder makes no progress.
     `slices` are what determines the slices of `rolling`, the period last.
     `swap_seconds` is how long the last replacement delayed the next update, without
     what is measured of it. `failure` is why training was stopped for lack of a fresh

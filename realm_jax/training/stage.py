@@ -119,7 +119,10 @@ class StageParts(Generic[ReaderT]):
         step: int,
         batch_size: int | None = None,
     ) -> Example:
-        """Returns this process's rows of a batch, whose size is over all devices."""
+        """Returns this process's rows of a batch.
+
+        Its size, None for the configuration's, is over all devices.
+        """
         config = self.config
         size = batch_size or config.batch_size
         self.require_divisible(size)

@@ -47,6 +47,7 @@ def test_bm25_ranks_as_a_loop_over_words_and_documents(corpus):
 def test_what_shares_no_word_is_not_found(corpus):
     index = BM25Index(corpus)
     assert (index.search(["xyzzy", ""], 3) == -1).all()
+    assert index.search([], 3).shape == (0, 3)
     wide = index.search(["Bells"], corpus.num_blocks + 2)
     assert wide.shape == (1, corpus.num_blocks + 2)
     assert (wide[0, -2:] == -1).all()
@@ -73,3 +74,9 @@ def test_fused_is_the_sum_of_reciprocal_ranks(retrieved, by_words, k):
     assert found.ids.tolist() == [[*best, *[-1] * empty]]
     expected = [*(scores[block] for block in best), *[-np.inf] * empty]
     np.testing.assert_allclose(found.scores[0], expected, rtol=1e-6)
+
+
+def test_a_block_that_is_found_twice_counts_once():
+    found = fuse(np.array([[2, -1, 2, 0]]), np.array([[-1]]), 2)
+    assert found.ids.tolist() == [[2, 0]]
+    np.testing.assert_allclose(found.scores, [[1 / 61, 1 / 64]], rtol=1e-6)

@@ -41,7 +41,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def unknown(monkeypatch):
     """As in a process that has not imported the encoder."""
-    return lambda: monkeypatch.setattr(encoders, "_KINDS", {})
+    return lambda: monkeypatch.setattr(encoders._ENCODERS, "_things", {})
 
 
 def test_every_stage_and_whoever_opens_a_model(world, tmp_path, unknown):

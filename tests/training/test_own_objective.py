@@ -21,7 +21,8 @@ from tests.training.loss_twins import KEY, make, pretrain_inputs, twin_of_pretra
 
 @pytest.fixture(autouse=True)
 def _of_this_test(monkeypatch):
-    monkeypatch.setattr(pretraining, "_OBJECTIVES", dict(pretraining._OBJECTIVES))
+    registry = pretraining._OBJECTIVES
+    monkeypatch.setattr(registry, "_things", dict(registry._things))
 
 
 def test_the_example_equals_its_twin_and_the_reader_does_not_learn_to_agree(corpus):
@@ -75,7 +76,7 @@ def test_a_run_trains_with_it_and_logs_its_metric(tmp_path):
 
 
 def test_unknown_and_taken_names_are_refused():
-    with refused("expected an objective among marginal_likelihood.*'mine'"):
+    with refused("expected an objective .*marginal_likelihood.*'mine'"):
         registered("mine")
     with refused("a new name for the objective .*'marginal_likelihood'"):
         register_objective("marginal_likelihood")(perplexity_distillation)
@@ -83,3 +84,22 @@ def test_unknown_and_taken_names_are_refused():
     for _ in range(2):
         register_objective("distilled")(perplexity_distillation)
     assert registered("distilled") is perplexity_distillation
+    for name in (["mine"], None):
+        with refused("expected an objective"):
+            registered(name)
+    # Neither of two functions that have no name of their own is taken for the other.
+    register_objective("nameless")(lambda evidence: (evidence.log_share.sum(), {}))
+    with refused("a new name for the objective"):
+        register_objective("nameless")(lambda evidence: (evidence.log_share.max(), {}))
+
+
+def test_a_metric_may_not_take_the_place_of_one_that_every_step_has(corpus):
+    retriever, reader, params = make(corpus, KnowledgeEncoder)
+
+    def objective(evidence):
+        loss = evidence.log_share.sum()
+        return loss, {"retrieval_utility": (loss, 1.0)}
+
+    loss = PretrainLoss(retriever, reader, objective=objective)
+    with refused("'retrieval_utility'"):
+        jax.eval_shape(loss, params, pretrain_inputs(corpus), KEY)
