@@ -5,6 +5,7 @@
 The objective is a margin: a sentence's own block must beat every other block of the
 batch by 1. Prints the loss and the share of sentences that rank their own block first,
 every 20 steps. Only the loss is new; step and optimizer are those of all stages.
+Another objective of pre-training needs no loop of its own: see own_objective.py.
 """
 
 import sys
