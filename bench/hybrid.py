@@ -19,14 +19,13 @@ from bench.command import (
     require_room,
 )
 from bench.machine import machine, today
-from bench.tables import table
+from bench.tables import percent, table
 from realm_jax.answering.hybrid import DEPTH, BM25Index, fuse
 from realm_jax.data.judgements import read_judgements
 from realm_jax.evaluation import adaptation
 from realm_jax.evaluation.recorded import Overrides
 from realm_jax.evaluation.searching import open_retriever
 from realm_jax.metrics.retrieval import (
-    Interval,
     bootstrap_interval,
     paired_bootstrap_difference,
 )
@@ -74,7 +73,7 @@ def main() -> None:
             paired_bootstrap_difference(alone, found),
         )
         rows.append(
-            [label, _percent(mean), "" if found is alone else _percent(change, "+")]
+            [label, percent(mean), "" if found is alone else percent(change, "+")]
         )
     names = {"RUN": flags.run, "QUERIES": flags.queries}
     text = "\n".join(
@@ -87,14 +86,6 @@ def main() -> None:
         ]
     )
     publish("hybrid", text, values, flags)
-
-
-def _percent(interval: Interval, sign: str = "") -> str:
-    mean, low, high = (
-        format(100 * value, f"{sign}.1f")
-        for value in (interval.mean, interval.low, interval.high)
-    )
-    return f"{mean} [{low}, {high}]"
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ TAKEN_AT_0 = {
     *("dropout_rate", "held_out_examples", "wait_seconds", "own", "null", "retrieved"),
     *("max_bm25_blocks", "port", "validation_fraction", "brute_force_below"),
     *("min_recall", "mean_length", "disk", "max_restarts", "ttl_hours"),
-    *("skip_nonfinite_updates", "step_latency_ms", "num_embedded"),
+    *("skip_nonfinite_updates", "step_latency_ms", "num_embedded", "bm25_weight"),
     *(
         "num_sentences",
         "examples",

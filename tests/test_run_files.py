@@ -128,13 +128,13 @@ def test_the_mixture_of_a_warm_start_is_what_its_macros_say(tmp_path):
     files = [MODELS[0], run_file("warm-start")]
     config = read("warm-start", files, tmp_path, "PAIRS_TASK=")
     assert config.mixture.shares == (1.0, 0.0, 0.0)
-    assert not config.needs_index
+    assert not config.reads_retrieved
     # Of the models, the one without a task stays as it is.
     assert frozen_parameters(config) == ("retriever",)
     mixture = ("OWN=0.5", "NULL=0.2", "RETRIEVED=0.3")
     config = read("warm-start", files, tmp_path, *mixture)
     assert config.mixture.shares == (0.5, 0.2, 0.3)
-    assert config.needs_index
+    assert config.reads_retrieved
 
 
 def test_the_papers_run_is_the_papers(tmp_path):

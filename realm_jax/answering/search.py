@@ -11,7 +11,7 @@ from realm_jax import multihost
 from realm_jax.answering.answers import Document
 from realm_jax.answering.batches import batches_by_length, fill
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.features import query_row
+from realm_jax.data.features import query_rows
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.retriever import RetrieverConfig
@@ -94,9 +94,7 @@ class CorpusSearch:
         self, questions: Sequence[str]
     ) -> Int[np.ndarray, "question query"]:
         """Returns `[CLS] question [SEP]`; longer questions are truncated."""
-        vocabulary, length = self.corpus.vocabulary, self.lengths.query
-        encoded = vocabulary.encode_batch(questions)
-        return np.stack([query_row(e.ids, length, vocabulary) for e in encoded])
+        return query_rows(questions, self.lengths.query, self.corpus.vocabulary)
 
     def part_that_fits(self, question: str) -> str:
         """Returns the part of a question that the model reads, in most cases all."""

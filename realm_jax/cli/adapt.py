@@ -1,11 +1,12 @@
-"""Adapts a sentence encoder to a text, by REALM, without a question.
+"""Adapts a sentence encoder to a text, without a question.
 
 TEXT is JSON lines with title and text (or BEIR's corpus.jsonl), or a folder of text or
-Markdown files; both may be gzipped. The command prepares it, teaches a reader, trains
-retriever and reader together with an index builder beside them, measures the encoder
-before and after, and writes the better one to DIR/export for sentence-transformers. It
-ends with three lines: what was gained, what it cost, and what was exported. Ctrl-C
-stops it at a safe point, and the same command goes on.
+Markdown files; both may be gzipped. The command prepares it, teaches the encoder what
+BM25 knows of its words, and a reader to read, trains both together by REALM with an
+index builder beside them, measures the encoder before and after each, and writes the
+best to DIR/export for sentence-transformers. It ends with three lines: what was gained,
+what it cost, and what was exported. Ctrl-C stops it at a safe point, and the same
+command goes on.
 
 What is measured is in DIR/adapt.json: whether held-out sentences find the blocks around
 their own and, with --queries, how well these are answered. Nothing is trained on
@@ -169,23 +170,25 @@ def _measured(
 
     began = time.monotonic()
     corpus = BlockStore.open(f"{chain.root}/corpus", verify=True)
-    before, after = (
+    warm_start, realm = (
         PretrainedRetriever.open(find_model(f"{chain.root}/{stage.name}", [stage]))
         for stage in (WARM_START, PRETRAIN)
     )
     of = {
         "corpus": corpus.fingerprint,
-        "updates": after.run.step,
+        "updates": realm.run.step,
         "queries": [dataclasses.asdict(query) for query in queries],
     }
     found = adapt_report.read_report(chain.root)
     if found is not None and found["of"] == of:
         return found
-    length = after.models.lengths.query
+    length = realm.models.lengths.query
     probes = [adaptation.queries_probe(corpus, queries, length)] if queries else []
     if sentences := adaptation.sentences_probe(corpus, chain.task):
         probes.append(sentences)
-    measured = adaptation.measure(before, after, corpus, probes, stop, Notes("adapt"))
+    measured = adaptation.measure(
+        warm_start, realm, corpus, probes, stop, Notes("adapt")
+    )
     seconds, size = time.monotonic() - began, _largest_process()
     report = adapt_report.make_report(
         measured, chain.root, of, seconds=seconds, bytes=size
@@ -202,17 +205,20 @@ def _largest_process() -> int:
     return 1024 * max(resource.getrusage(user).ru_maxrss for user in users)
 
 
-def _exported(root: str, stage: str, stop: threading.Event) -> str:
-    """Exports the retriever of a stage, unless it was; returns the folder."""
+def _exported(root: str, chosen: str, stop: threading.Event) -> str:
+    """Exports the retriever that was chosen, unless it was; returns the folder."""
+    from realm_jax.evaluation import adaptation
     from realm_jax.evaluation.export import export_retriever
     from realm_jax.evaluation.recorded import Overrides
 
     folder = os.path.join(root, EXPORT_NAME)
+    stage = PRETRAIN if chosen == adaptation.AFTER else WARM_START
     if not os.path.isdir(folder):
         export_retriever(
-            f"{root}/{stage}",
+            f"{root}/{stage.name}",
             folder,
             Overrides(),
+            as_begun=chosen == adaptation.BEFORE,
             embeddings=("npy",),
             stop=stop,
             note=Notes("adapt"),

@@ -66,6 +66,15 @@ def query_row(
     return query_inputs(sentences, length, vocabulary.cls, vocabulary.sep, np)[0]
 
 
+def query_rows(
+    texts: Sequence[str], length: int, vocabulary: WordPiece
+) -> Int32[np.ndarray, "batch length"]:
+    """Returns `query_row` of each text, of which there is at least one."""
+    return np.stack(
+        [query_row(ids, length, vocabulary) for ids in vocabulary.ids_batch(texts)]
+    )
+
+
 def pieces_of_sentence(
     offsets: Int[np.ndarray, "pieces 2"], sentence: tuple[int, int]
 ) -> slice:

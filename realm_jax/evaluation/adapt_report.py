@@ -4,7 +4,7 @@ It carries its crc32c: another `realm adapt` of the folder repeats what it says.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from realm_jax.evaluation import adaptation
@@ -12,13 +12,13 @@ from realm_jax.evaluation.comparisons import BM25, Comparison
 from realm_jax.evaluation.provenance import time_of
 from realm_jax.manifests import require_fields, seal, unseal
 from realm_jax.metrics.retrieval import Interval
-from realm_jax.stages import PRETRAIN, WARM_START, StageSpec
+from realm_jax.stages import PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 
 NAME = "adapt.json"
 
-# What REALM must not make worse: of the first probe that was measured. The first metric
-# of a probe is the one that is printed.
+# By these a retriever is chosen, of the first probe that was measured: it has the most
+# of the first metric, which is the one that is printed, and is worse in none.
 _METRICS = {
     adaptation.QUERIES: ("nDCG@10", "MRR@10"),
     adaptation.SENTENCES: ("recall@5",),
@@ -27,23 +27,28 @@ _FIELDS = {"of": dict, "exported": str, "measured": dict, "cost": dict}
 _GIB = 1 << 30
 
 
-def decide(measured: Mapping[str, Comparison]) -> StageSpec:
-    """Returns the stage whose retriever is to be used.
+def decide(measured: Mapping[str, Comparison]) -> str:
+    """Returns the label of the retriever that is to be used.
 
-    That of REALM, unless it has made the encoder worse by the whole interval of a
-    metric, or nothing could be measured. Where there are queries, they decide.
+    It has the highest mean of those that are not worse than the encoder as it was by
+    the whole interval of a metric; of equal ones the latest. Where there are queries,
+    they decide; where nothing could be measured, it is the encoder as it was.
     """
     for probe, metrics in _METRICS.items():
         if probe in measured:
-            for metric in metrics:
-                gain = measured[probe].find_change(
-                    adaptation.BEFORE, adaptation.AFTER, metric
-                )
-                assert gain is not None
-                if gain.high < 0.0:
-                    return WARM_START
-            return PRETRAIN
-    return WARM_START
+            of = measured[probe]
+            means = {
+                row.label: row.metrics[metrics[0]].mean
+                for row in reversed(of.rows)
+                if not _is_worse(of, row.label, metrics)
+            }
+            return max(means, key=lambda label: means[label])
+    return adaptation.BEFORE
+
+
+def _is_worse(of: Comparison, label: str, metrics: Sequence[str]) -> bool:
+    changes = (of.find_change(adaptation.BEFORE, label, metric) for metric in metrics)
+    return any(change is not None and change.high < 0.0 for change in changes)
 
 
 def make_report(
@@ -60,7 +65,7 @@ def make_report(
             cost[stage.name] = {"updates": time.steps, "seconds": time.seconds}
     return {
         "of": dict(of),
-        "exported": decide(measured).name,
+        "exported": decide(measured),
         "measured": {
             name: dataclasses.asdict(comparison)
             for name, comparison in measured.items()
@@ -89,61 +94,50 @@ def write_report(folder: str, report: Mapping[str, Any]) -> None:
 
 def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:
     """Returns three lines: what was gained, what it cost, and what was exported."""
-    gained = [_gained(*entry) for entry in report["measured"].items()]
-    kept = report["exported"] == PRETRAIN.name
-    what = "the retriever after REALM" if kept else "the encoder as it was"
-    why = ""
-    if not kept:
-        why = f", for {_losses(report['measured']) or 'nothing was measured'}"
-    run = folder if kept else f"{folder}/{WARM_START.name}"
+    chosen, measured = report["exported"], report["measured"]
+    gained = [_gained(name, of, chosen) for name, of in measured.items()]
     unknown = "not known, for no article that was held out has two blocks"
+    if chosen == adaptation.BEFORE:
+        why = "training did not improve it" if measured else "nothing was measured"
+        what = f"the encoder as it was, for {why}"
+    else:
+        run = folder if chosen == adaptation.AFTER else f"{folder}/{WARM_START.name}"
+        what = f"the retriever {_lowered(chosen)}; try realm search {run} "
+        what += '"your query"'
     return [
         f"gained: {'; '.join(gained) or unknown}",
         f"cost: {', '.join(_costs(report['cost']))}",
-        f'export: {export} is {what}{why}; try realm search {run} "your query"',
+        f"export: {export} is {what}",
     ]
 
 
-def _gained(probe: str, comparison: Mapping[str, Any]) -> str:
+def _gained(probe: str, comparison: Mapping[str, Any], chosen: str) -> str:
     metric = _METRICS[probe][0]
     rows = {
         row["label"]: Interval(**row["metrics"][metric])
         for row in (*comparison["baselines"], *comparison["rows"])
     }
-    gain = _change(comparison, metric)
-    before, after, bm25 = (
-        f"{100 * rows[label].mean:.1f}"
-        for label in (adaptation.BEFORE, adaptation.AFTER, BM25)
-    )
-    # Version 0.1 has not measured it.
-    fused = rows.get(adaptation.FUSED)
-    beside = f", both fused {100 * fused.mean:.1f}" if fused else ""
-    return (
-        f"{metric} of {gain.count:,} {probe} {before} -> {after} "
-        f"({_points(gain)}; BM25 {bm25}{beside})"
-    )
-
-
-def _losses(measured: Mapping[str, Any]) -> str:
-    """Returns what decided that REALM made the encoder worse, "" if nothing did."""
-    probe = next((probe for probe in _METRICS if probe in measured), None)
-    if probe is None:
-        return ""
-    lost = [
-        f"{metric} {_points(change)}"
-        for metric in _METRICS[probe]
-        if (change := _change(measured[probe], metric)).high < 0.0
-    ]
-    return f"REALM made it worse: {', '.join(lost)} of the {probe}"
-
-
-def _change(comparison: Mapping[str, Any], metric: str) -> Interval:
-    [change] = [
-        Interval(**difference["interval"])
+    changes = [
+        f"{_percent(rows[difference['after']])} {_lowered(difference['after'])} "
+        f"({_points(Interval(**difference['interval']))})"
         for difference in comparison["differences"]
         if difference["metric"] == metric
     ]
-    return change
+    before = rows[adaptation.BEFORE]
+    fused = rows[adaptation.fused_name(chosen)]
+    return (
+        f"{metric} of {before.count:,} {probe} {_percent(before)}, "
+        f"{', '.join(changes)}; BM25 {_percent(rows[BM25])}, fused {_percent(fused)}"
+    )
+
+
+def _lowered(label: str) -> str:
+    """Returns a label within a sentence, such as "after REALM"."""
+    return label[0].lower() + label[1:]
+
+
+def _percent(value: Interval) -> str:
+    return f"{100 * value.mean:.1f}"
 
 
 def _points(gain: Interval) -> str:
@@ -178,8 +172,10 @@ def table_rows(folder: str, fingerprint: str) -> Iterator[tuple[str, str, str]]:
             ]
             count = next(iter(row["metrics"].values()))["count"]
             yield f"{count:,} {probe}", row["label"], ", ".join(figures)
-        gains = [
-            f"{difference['metric']} {_points(Interval(**difference['interval']))}"
-            for difference in comparison["differences"]
-        ]
-        yield probe, "gained by REALM, in points", ", ".join(gains)
+        for label in dict.fromkeys(d["after"] for d in comparison["differences"]):
+            gains = [
+                f"{difference['metric']} {_points(Interval(**difference['interval']))}"
+                for difference in comparison["differences"]
+                if difference["after"] == label
+            ]
+            yield probe, f"gained {_lowered(label)}, in points", ", ".join(gains)

@@ -1,6 +1,6 @@
-"""Measures what REALM made of an encoder, and which of the two is to be used.
+"""Measures what the warm start made of an encoder, and then REALM.
 
-Two measures, of the encoder before REALM and after it, beside BM25 and the encoder at
+Two measures, of the encoder as it was and after each, beside BM25 and the encoder at
 its own width, without a projection:
 
 - sentences: a masked sentence of a held-out article finds the blocks of the article
@@ -12,6 +12,7 @@ An encoder that is trained at its own width, normalised, is its own baseline.
 """
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,22 +22,30 @@ from jaxtyping import Float, Int, PyTree
 from realm_jax.answering.hybrid import DEPTH, BM25Index, fuse
 from realm_jax.answering.search import embed_questions
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.features import query_row
+from realm_jax.data.features import query_rows
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.errors import StoppedError
-from realm_jax.evaluation.comparisons import BM25, Comparison, compare, recall_name
+from realm_jax.evaluation.comparisons import (
+    AFTER_REALM,
+    AFTER_WARM_START,
+    BEFORE_TRAINING,
+    BM25,
+    Comparison,
+    compare_with_first,
+    recall_name,
+)
 from realm_jax.evaluation.searching import PretrainedRetriever
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.metrics import ranking
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
+from realm_jax.training.bm25_teacher import as_begun
 from realm_jax.training.projection import document_features, unprojected
 from realm_jax.training.stage import open_examples
 from realm_jax.types import NULL_BLOCK
 
-BEFORE, AFTER = "before REALM", "after REALM"
-ENCODER = "the encoder without a projection"
-FUSED = "BM25 and after REALM, fused"
+BEFORE, TAUGHT, AFTER = BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM
+ENCODER = "The encoder without a projection"
 SENTENCES, QUERIES = "held-out sentences", "queries"
 _SENTENCE_RECALLS = (1, 5, 20)
 _QUERY_RECALLS = (1, 5, 20, 100)
@@ -47,6 +56,8 @@ _BATCH = 64
 _BLOCKS_AT_A_TIME = 4096
 
 Scores = Float[np.ndarray, "query block"]
+Search = Callable[["Probe", range], Scores]
+"""Scores all blocks for some texts of a probe."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +76,7 @@ class Probe:
     ids: Int[np.ndarray, "query length"]
     judge: Callable[[Scores, range], Mapping[str, np.ndarray]]
 
-    def measure(
-        self, search: Callable[["Probe", range], Scores], stop: threading.Event
-    ) -> dict[str, np.ndarray]:
+    def measure(self, search: Search, stop: threading.Event) -> dict[str, np.ndarray]:
         """Returns the metrics of what gives scores to all blocks."""
         parts = []
         for start in range(0, len(self.texts), _BATCH):
@@ -167,12 +176,7 @@ def queries_probe(
 
     vocabulary = corpus.vocabulary
     texts = [query.text for query in queries]
-    ids = np.stack(
-        [
-            query_row(pieces, query_length, vocabulary)
-            for pieces in vocabulary.ids_batch(texts)
-        ]
-    )
+    ids = query_rows(texts, query_length, vocabulary)
     return Probe(QUERIES, texts, ids, judge)
 
 
@@ -192,17 +196,18 @@ class Dense:
 
 
 def measure(
-    before: PretrainedRetriever,
-    after: PretrainedRetriever,
+    warm_start: PretrainedRetriever,
+    realm: PretrainedRetriever | None,
     corpus: BlockStore,
     probes: Sequence[Probe],
     stop: threading.Event,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Comparison]:
-    """Measures the encoder that REALM began with, and the one that it made.
+    """Measures an encoder as it was, after a warm start by BM25, and after any REALM.
 
     `note` is called with a sentence before it begins. Returns the results of each probe
-    by its name: rows for `BEFORE` and `AFTER` with their differences, and baselines.
+    by its name: rows for `BEFORE`, `TAUGHT` and `AFTER`, the differences of the others
+    to the first, and baselines: BM25, and what each is worth if it is fused with it.
 
     Raises:
       StoppedError: asked to stop; indexes that were made are kept.
@@ -212,38 +217,51 @@ def measure(
     note(f"measuring {' and '.join(f'{len(p.texts):,} {p.name}' for p in probes)}")
     found: dict[str, dict[str, dict[str, np.ndarray]]] = {p.name: {} for p in probes}
 
-    def add(label: str, search: Callable[[Probe, range], Scores]) -> None:
+    def add(label: str, search: Search) -> None:
         for probe in probes:
             found[probe.name][label] = probe.measure(search, stop)
 
-    numerics, index = _numerics(after, corpus), BM25Index(corpus)
+    latest = realm or warm_start
+    numerics, index = _numerics(latest, corpus), BM25Index(corpus)
 
     def bm25(probe: Probe, rows: range) -> Scores:
         return index.scores(probe.texts[rows.start : rows.stop])
 
     add(BM25, bm25)
     baselines = [BM25]
-    config = before.models.retriever_config(corpus.vocabulary.size)
+    config = warm_start.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
     if config.projected or not config.normalize:
         baselines.append(ENCODER)
-        add(ENCODER, _without_projection(before, corpus, numerics))
-    add(BEFORE, _with_index(before, corpus, numerics, stop, donor=after.model_dir))
-    adapted = _with_index(after, corpus, numerics, stop)
-    add(AFTER, adapted)
-    add(FUSED, lambda *of: _fused(adapted(*of), bm25(*of)))
-    baselines.append(FUSED)
+        add(ENCODER, _without_projection(warm_start, corpus, numerics))
+    donor = latest.model_dir
+    taught = _with_index(warm_start, corpus, numerics, stop, donor)
+    retrievers = {BEFORE: dataclasses.replace(taught, params=as_begun(taught.params))}
+    retrievers[TAUGHT] = taught
+    if realm is not None:
+        retrievers[AFTER] = _with_index(realm, corpus, numerics, stop)
+    for label, retriever in retrievers.items():
+        add(label, retriever)
+        fused = functools.partial(_fused, retriever, bm25)
+        add(fused_name(label), fused)
+        baselines.append(fused_name(label))
     return {
-        name: compare(
-            {label: of[label] for label in (BEFORE, AFTER)},
+        name: compare_with_first(
+            {label: of[label] for label in retrievers},
             {label: of[label] for label in baselines},
         )
         for name, of in found.items()
     }
 
 
-def _fused(retrieved: Scores, by_words: Scores) -> Scores:
+def fused_name(label: str) -> str:
+    """Returns the label of a retriever that is fused with BM25."""
+    return f"{label}, fused with BM25"
+
+
+def _fused(dense: Search, bm25: Search, probe: Probe, rows: range) -> Scores:
     """Returns what the blocks score if both rankings are fused, -inf beyond them."""
+    retrieved, by_words = dense(probe, rows), bm25(probe, rows)
     depth = min(DEPTH, retrieved.shape[1])
     nearest, lexical = (ranking.best_first(s, depth) for s in (retrieved, by_words))
     found = fuse(nearest, lexical, min(2 * depth, retrieved.shape[1]))

@@ -72,7 +72,7 @@ class Comparison:
 
     Attributes:
       rows: models in the order in which they were trained.
-      differences: between successive models.
+      differences: between successive models, or of each to the first.
       baselines: what retrieves without having been trained.
     """
 
@@ -173,6 +173,13 @@ def compare(per_question: Measured, baselines: Measured | None = None) -> Compar
     return _compared(
         per_question, itertools.pairwise(per_question), rows_of(baselines or {})
     )
+
+
+def compare_with_first(per_question: Measured, baselines: Measured) -> Comparison:
+    """Returns all means and the differences of each model to the first."""
+    first, *others = per_question
+    pairs = ((first, other) for other in others)
+    return _compared(per_question, pairs, rows_of(baselines))
 
 
 def compare_with_baselines(

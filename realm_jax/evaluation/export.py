@@ -47,6 +47,7 @@ def export_retriever(
     given: Overrides,
     *,
     checkpoint: str = "last",
+    as_begun: bool = False,
     embeddings: Sequence[str] = (),
     stop: threading.Event | None = None,
     note: Callable[[str], None] = lambda text: None,
@@ -55,6 +56,7 @@ def export_retriever(
 
     The folder appears whole. `run` is as in `searching.open_retriever`, `given` what is
     not to be found, and `checkpoint` "last" or "best" of a run that is not fine-tuned.
+    `as_begun` writes the encoder that a run with BM25 as its teacher began with.
     `embeddings` are formats, of `embedding_files.FORMATS`, in which to write the
     blocks' embeddings, too; an index that is missing is made, and `note` told so.
     Returns the folders of the models, relative to `output`: "." or "query" and
@@ -70,6 +72,8 @@ def export_retriever(
     config = model.source(corpus).config
     lengths = model.models.lengths
     towers = _towers(model, corpus)
+    if as_begun:
+        towers = {".": towers["document"]}
     rows = _embeddings(model, corpus, stop, note) if embeddings else None
     with new_folder(target, "the models") as partial:
         for name, tower in towers.items():
@@ -84,7 +88,9 @@ def export_retriever(
                 max_length=length,
                 reads=_READS.get(name),
             )
-        card = model_card(model.run, config, corpus, two_towers=len(towers) > 1)
+        card = model_card(
+            model.run, config, corpus, two_towers=len(towers) > 1, as_begun=as_begun
+        )
         (partial / CARD_NAME).write_text(card)
         if rows is not None:
             scale = scale_of_export(config)

@@ -64,11 +64,12 @@ def model_card(
     corpus: BlockStore,
     *,
     two_towers: bool,
+    as_begun: bool = False,
 ) -> str:
     """Returns the card as Markdown.
 
     `run` is at the checkpoint that is exported; with `two_towers` queries and documents
-    have a model each.
+    have a model each, and `as_begun` it is the encoder that the run began with.
     """
     name = _corpus_name(run.trained.data_order["task"], corpus)
     parts = [
@@ -78,7 +79,7 @@ def model_card(
         f"{'' if has_length_1(config) else 'not '}normalised to length 1.",
         _usage(config, two_towers),
         "## Corpus and recipe",
-        _table(("", ""), _facts(name, run, config, corpus)),
+        _table(("", ""), _facts(name, run, config, corpus, as_begun)),
     ]
     rows = [
         *table_rows(parent(run.model_dir), corpus.fingerprint),
@@ -101,7 +102,11 @@ def _usage(config: RetrieverConfig, two_towers: bool) -> str:
 
 
 def _facts(
-    name: str, run: FinishedRun, config: RetrieverConfig, corpus: BlockStore
+    name: str,
+    run: FinishedRun,
+    config: RetrieverConfig,
+    corpus: BlockStore,
+    as_begun: bool,
 ) -> Iterator[tuple[str, str]]:
     trained, bert = run.trained, config.bert
     documents = corpus.info.get("num_documents")
@@ -111,15 +116,19 @@ def _facts(
     if trained.corpus_fingerprint != corpus.fingerprint:
         yield "trained on", f"another version of it, `{trained.corpus_fingerprint}`"
     yield "vocabulary", f"{corpus.vocabulary.size:,} wordpieces"
-    yield "stage", f"`realm {trained.stage.replace('_', '-')}`"
-    yield "updates", f"{run.step:,} of {run.details.get('train_steps', run.step):,}"
+    if as_begun:
+        yield "training", "none, it is the encoder as it was"
+    else:
+        yield "stage", f"`realm {trained.stage.replace('_', '-')}`"
+        yield "updates", f"{run.step:,} of {run.details.get('train_steps', run.step):,}"
     start = newest_record(open_store(run.model_dir), TRAINING)
     if start is not None:
         settings = start.settings
         # A warm start without pairs trains the reader alone, in batches of its own.
         alone = settings.get("pairs_task") == ""
         size = settings.get("reader_batch_size" if alone else "batch_size")
-        yield "examples per update", "not recorded" if size is None else str(size)
+        if not as_begun:
+            yield "examples per update", "not recorded" if size is None else str(size)
         # Its folder alone: a card may be published.
         began = PurePosixPath(settings.get("warm_start") or "").name
         yield "began with", began or "random parameters"

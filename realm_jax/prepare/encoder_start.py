@@ -92,6 +92,9 @@ class EncoderStart:
                 f"expected a --width from 1 to {encoder.width}, which the encoder in "
                 f"{folder} has, got {width}; leave it out to keep the encoder's"
             )
+        if encoder.is_bare and width == encoder.width:
+            # Its features have lengths that say nothing of what they are about.
+            encoder = dataclasses.replace(encoder, normalize=True)
         start = cls(folder, encoder, vocabulary, str(file), width)
         start._require_lengths()
         bert = dataclasses.replace(encoder.bert, vocab_size=vocabulary.size)

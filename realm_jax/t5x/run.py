@@ -155,8 +155,11 @@ class T5XStage(StageParts[Any]):
 
 def _require_supported(config: Config) -> None:
     found = ""
-    if isinstance(config, WarmStartConfig) and (config.task or not config.pairs_task):
-        found = f"PAIRS_TASK={config.pairs_task!r} with TASK={config.task!r}"
+    if isinstance(config, WarmStartConfig):
+        if config.task or not config.pairs_task:
+            found = f"PAIRS_TASK={config.pairs_task!r} with TASK={config.task!r}"
+        if config.bm25_weight:
+            found = f"BM25_WEIGHT={config.bm25_weight}"
     if isinstance(config, PretrainConfig):
         if config.index_in_state:
             found = f"REFRESH_MODE={config.refresh_mode!r} and write_back"

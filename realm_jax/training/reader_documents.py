@@ -12,11 +12,9 @@ from jaxtyping import Bool, Int
 
 from realm_jax.data.answer_spans import answer_starts
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.draws import Stream, uniform
 from realm_jax.index.candidates import find_trivial, restore_queries
 from realm_jax.types import NULL_BLOCK, PretrainBatch
-
-# Separates this random stream from that which shuffles examples with the same key.
-_STREAM = 1
 
 
 class DocumentKind(enum.Enum):
@@ -42,12 +40,10 @@ def draw_kinds(
     The kind of a row is a function of the shares, the seed, the step and the row alone,
     so that a resumed run and every process of a job draw the same. The shares sum to 1.
     """
-    # Raw bits, which NumPy guarantees to keep from version to version.
-    bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
-    uniform = (bits.random_raw(batch_size) >> np.uint64(11)) * 2.0**-53
+    drawn = uniform(Stream.DOCUMENTS, seed, step, batch_size)
     bounds = np.cumsum(shares)
     # Normalised, because the sum may be a rounding error below 1.
-    kinds = np.searchsorted(bounds / bounds[-1], uniform, side="right")
+    kinds = np.searchsorted(bounds / bounds[-1], drawn, side="right")
     return kinds.astype(np.int32)
 
 

@@ -11,11 +11,9 @@ import flax.struct
 import numpy as np
 from jaxtyping import Float, Int
 
+from realm_jax.data.draws import Stream, uniform
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.types import Array, PretrainBatch
-
-# Separates this random stream from that which draws documents with the same key.
-_STREAM = 2
 
 
 @flax.struct.dataclass
@@ -46,10 +44,7 @@ def draw_unmasked(
     on the seed, the step, the row of the whole batch (`rows`) and its text alone.
     """
     count = batch.mask_weights.shape[1]
-    # Raw bits, which NumPy guarantees to keep from version to version.
-    bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
-    drawn = (bits.random_raw((int(rows.max()) + 1) * count) >> np.uint64(11)) * 2.0**-53
-    drawn = drawn.reshape(-1, count)[rows]
+    drawn = uniform(Stream.UNMASKED, seed, step, int(rows.max()) + 1, count)[rows]
     can_be = ~np.isin(joined_ids, _special_ids(vocabulary))
     # A row's wordpieces, those that can be drawn first, in order.
     order = np.argsort(~can_be, axis=1, kind="stable")

@@ -1,7 +1,9 @@
-"""The warm start: ICT for the retriever, a masked LM with documents for the reader.
+"""The warm start: of the retriever, and of the reader by a masked LM with documents.
 
 REALM, section 3.4: without it the retriever finds nothing useful, the reader learns to
 ignore documents, and then no gradient reaches the retriever (the cold-start problem).
+A retriever starts by ICT. One that retrieves already learns about its corpus from BM25
+instead (`bm25_teacher.py`).
 """
 
 import contextlib
@@ -21,6 +23,7 @@ from realm_jax.data.answer_spans import answer_spans
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.inverse_cloze import inverse_cloze_specs
 from realm_jax.data.masking import pretrain_specs
+from realm_jax.data.pseudo_queries import QUERY_LENGTH
 from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
@@ -31,6 +34,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.placement import local_rows, place_batch
 from realm_jax.stages import WARM_START, StageSpec
+from realm_jax.training.bm25_teacher import NUM_CANDIDATES, BM25Teacher
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (
@@ -54,6 +58,7 @@ from realm_jax.training.update_shapes import (
 )
 from realm_jax.training.warm_start_loss import (
     ReaderInputs,
+    TaughtQueries,
     WarmStartInputs,
     WarmStartLoss,
 )
@@ -124,18 +129,21 @@ class WarmStartConfig(StageConfig):
       task: masked sentences, for the reader; "" trains only the retriever.
       batch_size: sentence-block pairs per update; more make the choice harder.
       pairs_task: sentence-block pairs, for the retriever; "" trains only the reader.
+      bm25_weight: above 0, the query tower learns from BM25 instead of ICT, on
+        pseudo-queries from the blocks of the pairs; see `BM25Teacher`.
       reader_batch_size: masked sentences per update.
       mixture: the documents with which masked sentences are joined.
       score_unmasked: whether the reader also predicts wordpieces that are not masked,
         as BERT does; see `unmasked_targets.py`.
       searcher: "device" (exact) or "scann", of retrieved documents.
-      embed: how the corpus is embedded, once, for retrieved documents.
+      embed: how the corpus is embedded, once, for retrieved documents and BM25.
     """
 
     stage: ClassVar[StageSpec] = WARM_START
     starts_from_nothing: ClassVar[bool] = True
 
     pairs_task: str = ""
+    bm25_weight: float = 0.0
     reader_batch_size: int = 512
     mixture: ReaderMixture = dataclasses.field(default_factory=ReaderMixture)
     score_unmasked: bool = False
@@ -144,13 +152,26 @@ class WarmStartConfig(StageConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        ranges.require_ranges(self, reader_batch_size=ranges.whole(1))
+        ranges.require_ranges(
+            self, reader_batch_size=ranges.whole(1), bm25_weight=ranges.NOT_NEGATIVE
+        )
         require_one_of("SEARCHER", self.searcher, SEARCHERS)
         if not self.task and not self.pairs_task:
             raise BadInputError(
                 'expected TASK (masked sentences, such as "my_salient"), PAIRS_TASK '
                 '(sentence-block pairs, such as "my_ict") or both, got neither; name '
                 "the examples of each model that is to be trained"
+            )
+        if self.bm25_weight and not self.pairs_task:
+            raise BadInputError(
+                "expected PAIRS_TASK, from whose blocks queries are drawn, with "
+                f"BM25_WEIGHT={self.bm25_weight}, got none; give both or neither"
+            )
+        if self.bm25_weight and self.models.retriever_config(vocab_size=1).shared:
+            raise BadInputError(
+                "expected two towers (SHARED_TOWERS=False) with "
+                f"BM25_WEIGHT={self.bm25_weight}, got one: the query tower learns, and "
+                "the embeddings of documents stay; change one of them"
             )
 
     @property
@@ -159,17 +180,22 @@ class WarmStartConfig(StageConfig):
         return [name for name in (self.task, self.pairs_task) if name]
 
     @property
-    def needs_index(self) -> bool:
+    def reads_retrieved(self) -> bool:
         """True if the reader is shown retrieved documents."""
         return bool(self.task) and self.mixture.retrieved > 0
 
     @property
+    def trains_documents(self) -> bool:
+        """True if embeddings of documents change."""
+        return bool(self.pairs_task) and not self.bm25_weight
+
+    @property
     def index_use(self) -> IndexUse | None:
-        """An index that is built once at the start, if the reader uses one."""
-        if not self.needs_index:
+        """An index that is built once at the start, if reader or teacher use one."""
+        if not self.reads_retrieved and not self.bm25_weight:
             return None
         embed = self.embed.at_length(self.models.lengths.document)
-        return IndexUse(self.searcher, embed)
+        return IndexUse(self.searcher if self.reads_retrieved else "device", embed)
 
     def one_microbatch(self) -> Self:
         """Returns a configuration in which both batches are one microbatch of these."""
@@ -188,6 +214,8 @@ class WarmStartConfig(StageConfig):
         return {
             **super().data_order(),
             "pairs_task": self.pairs_task,
+            # None, as of runs that are older than this setting.
+            "bm25_weight": self.bm25_weight or None,
             "reader_batch_size": self.reader_batch_size,
             "span_scorer": self.models.span_scorer,
             "score_unmasked": self.score_unmasked,
@@ -207,8 +235,8 @@ def run(
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Retrieved documents come from an index of the retriever that the run starts with. It
-    is built once, in the model directory, and not refreshed; queries are embedded with
-    the live query tower.
+    is built once, in the model directory, and not refreshed; the queries of the reader
+    are embedded with the live query tower.
     """
     stage = Stage(
         config.stage.name,
@@ -225,19 +253,25 @@ def run(
         pairs = None
         if config.pairs_task:
             pairs = stage.open_examples(config.pairs_task, "train")
+        teacher = None
+        if pairs is not None and config.bm25_weight:
+            weight, embed = config.bm25_weight, config.embed
+            teacher = BM25Teacher(stage, pairs, weight, embed, stop)
         reading = _Reading(stage, config, stop) if config.task else None
         queries = reading.sentences if reading is not None else pairs
         assert queries is not None
         packing = stage.packed_lengths(
             queries.features["query_ids"],
-            num_documents=0 if pairs is None else config.batch_size,
+            num_documents=config.batch_size if config.trains_documents else 0,
             num_joined=0 if reading is None else config.reader_batch_size,
         )
         loss = make_loss(config, stage.retriever, stage.reader, packing)
         with train_loop(stage, loss, report, stop) as loop:
             for done in loop:
                 of_retriever = of_reader = None
-                if pairs is not None:
+                if teacher is not None:
+                    of_retriever = teacher.at(done)
+                elif pairs is not None:
                     of_retriever = InverseClozeBatch(**stage.batch(pairs, done))
                 if reading is not None:
                     of_reader = reading.at(done, stage.state)
@@ -248,9 +282,10 @@ def run(
 
 
 def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
-    """Returns the model without a task, if there is one."""
+    """Returns the model without a task, if there is one, and what BM25 leaves alone."""
     tasks = {"retriever": config.pairs_task, "reader": config.task}
-    return tuple(model for model, task in tasks.items() if not task)
+    frozen = tuple(model for model, task in tasks.items() if not task)
+    return (*frozen, "retriever/document_tower") if config.bm25_weight else frozen
 
 
 def make_loss(
@@ -274,6 +309,14 @@ def update_shapes(
             config.pairs_task, inverse_cloze_specs(lengths.query, lengths.document)
         )
         pairs = batch_of(InverseClozeBatch, specs, config.batch_size, mesh)
+        if config.bm25_weight:
+            sizes = {
+                "batch": config.batch_size,
+                "query": min(lengths.query, QUERY_LENGTH),
+                "candidate": min(NUM_CANDIDATES, corpus.num_blocks - 1),
+                "projection": retriever.config.projection_size,
+            }
+            pairs = shapes_of(TaughtQueries, sizes, mesh)
     if config.task:
         specs = corpus.specs.get(config.task, pretrain_specs(lengths.query))
         sizes = {"batch": size, "joined": lengths.joined}
@@ -317,13 +360,13 @@ class _Reading:
             )
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._index = None
-        if config.needs_index:
+        if config.reads_retrieved:
             source = stage.index_source(config.searcher, config.embed)
             self._index = source.open_first(
                 stage.state.params["retriever"],
                 stop,
                 resumes=stage.details is not None,
-                trained="retriever" if config.pairs_task else "",
+                trained="retriever" if config.trains_documents else "",
             )
 
     def at(self, step: int, state: TrainState) -> ReaderInputs:

@@ -1,16 +1,17 @@
-"""The warm start's loss: ICT for the retriever, a masked LM for the reader."""
+"""The warm start's loss: ICT or distillation, and a masked LM for the reader."""
 
 import dataclasses
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from realm_jax.metrics.means import Means, mean_of, merge, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives import inverse_cloze, span_selection
+from realm_jax.objectives.distillation import distillation
 from realm_jax.training.model_calls import run_model, split_key
 from realm_jax.training.packed_updates import PackedLengths, Sequences, compute_packed
 from realm_jax.training.reader_documents import KINDS, DocumentKind
@@ -42,16 +43,32 @@ class ReaderInputs:
 
 
 @flax.struct.dataclass
+class TaughtQueries:
+    """Queries with what a teacher has them find.
+
+    Attributes:
+      query_ids: `[CLS] x [SEP]`.
+      block_embeddings: the index's embeddings of the teacher's best blocks, divided by
+        the standard deviation of the scores that the query had as the run began.
+      teacher: its p(z|x) over these.
+    """
+
+    query_ids: Int[Array, "batch query"]
+    block_embeddings: Float[Array, "batch candidate projection"]
+    teacher: Float[Array, "batch candidate"]
+
+
+@flax.struct.dataclass
 class WarmStartInputs:
     """The inputs of each model of a warm start; None for one that is not trained."""
 
-    pairs: InverseClozeBatch | None
+    pairs: InverseClozeBatch | TaughtQueries | None
     reading: ReaderInputs | None
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartLoss(Loss):
-    """ICT for the retriever plus a masked-LM start of the reader, or one of them.
+    """ICT or distillation of the retriever, a masked-LM start of the reader, or both.
 
     Both warm starts matter: a reader that cannot copy learns to ignore documents, and
     then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
@@ -84,7 +101,12 @@ class WarmStartLoss(Loss):
     ) -> tuple[Array, Means]:
         queries, documents, reading = split_key(key, 3)
         losses, metrics = [], {}
-        if inputs.pairs is not None:
+        if isinstance(inputs.pairs, TaughtQueries):
+            loss, found = self._distillation_loss(
+                params["retriever"], inputs.pairs, queries
+            )
+            losses, metrics = [loss], found
+        elif inputs.pairs is not None:
             loss, found = self._retriever_loss(
                 packing, params["retriever"], inputs.pairs, queries, documents
             )
@@ -132,6 +154,27 @@ class WarmStartLoss(Loss):
             "padding_share": padding_share(
                 pairs.query_ids, packed=[(pairs.document_ids, packing.document)]
             ),
+        }
+
+    def _distillation_loss(
+        self, params: PyTree, inputs: TaughtQueries, key: jax.Array | None
+    ) -> tuple[Array, Means]:
+        taught = distillation(
+            run_model(
+                self.retriever,
+                params,
+                inputs.query_ids,
+                method="embed_queries",
+                key=key,
+                microbatches=self.microbatches,
+            ),
+            inputs.block_embeddings,
+            inputs.teacher,
+        )
+        return taught.loss_total / taught.count, {
+            "retriever_loss": mean_of(taught.loss_total, taught.count),
+            "teacher_agreement": mean_of(taught.agreed, taught.count),
+            "padding_share": padding_share(inputs.query_ids),
         }
 
     def _reader_loss(
@@ -201,7 +244,7 @@ class WarmStartLoss(Loss):
 
 def _packable(lengths: PackedLengths, inputs: WarmStartInputs) -> Sequences:
     sequences: list[tuple[Array, int | None]] = []
-    if inputs.pairs is not None:
+    if isinstance(inputs.pairs, InverseClozeBatch):
         sequences.append((inputs.pairs.document_ids, lengths.document))
     if inputs.reading is not None:
         sequences.append((inputs.reading.joined_ids, lengths.joined))

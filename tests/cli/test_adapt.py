@@ -79,11 +79,13 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     said = capsys.readouterr().out
     assert "text: 150 documents" in said
     assert "1 layers of 16" in said
-    assert "encoder: 16 wide, mean pooling, not normalised (no modules.json" in said
+    assert "encoder: 16 wide, mean pooling, normalised (no modules.json" in said
     assert "questions" not in said
     found = configs_of(*planning)
     assert list(found) == ["prepare", "warm-start", "pretrain"]
-    assert found["warm-start"].pairs_task == ""
+    assert found["warm-start"].pairs_task == "my_ict"
+    assert found["warm-start"].bm25_weight == 0.5
+    assert found["prepare"].examples == ["ict", "salient"]
     assert found["warm-start"].warm_start == str(encoder)
     pretrain = found["pretrain"]
     assert (pretrain.train_steps, pretrain.refresh_period) == (60, 40)
@@ -210,8 +212,12 @@ JUDGED = [
 
 
 @pytest.fixture
-def chain(finished, tmp_path):
-    """A copy of a chain that is done, as far as measuring needs to know it."""
+def chain(finished, tmp_path, monkeypatch):
+    """A copy of a chain that is done, as far as measuring needs to know it.
+
+    It has one tower, and so nothing of the encoder that it began with.
+    """
+    monkeypatch.setattr(adaptation, "as_begun", lambda towers: towers)
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
     return types.SimpleNamespace(root=str(root), task="towns_salient")
 
@@ -227,20 +233,21 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     assert written == report
     of_queries = report["measured"][adaptation.QUERIES]
     labels = [row["label"] for row in of_queries["baselines"] + of_queries["rows"]]
-    before_and_after = (adaptation.BEFORE, adaptation.AFTER)
-    assert labels == ["BM25", adaptation.ENCODER, adaptation.FUSED, *before_and_after]
-    bm25, _, fused = of_queries["baselines"]
-    after = of_queries["rows"][-1]
-    assert after["metrics"]["MRR@10"]["mean"] < fused["metrics"]["MRR@10"]["mean"]
+    trained = (adaptation.BEFORE, adaptation.TAUGHT, adaptation.AFTER)
+    fused = [*map(adaptation.fused_name, trained)]
+    assert labels == ["BM25", adaptation.ENCODER, *fused, *trained]
+    bm25, _, *fused = of_queries["baselines"]
+    for alone, beside in zip(of_queries["rows"], fused, strict=True):
+        assert alone["metrics"]["MRR@10"]["mean"] < beside["metrics"]["MRR@10"]["mean"]
     # Nothing but the name of the town tells articles apart, and it is in the query.
     assert bm25["metrics"]["MRR@10"]["mean"] == 1.0
     assert bm25["metrics"]["MRR@10"]["count"] == len(QUERIES)
     monkeypatch.setattr(adaptation, "measure", None)
     assert adapt._measured(chain, JUDGED, stop) == report
-    export = adapt._exported(chain.root, "pretrain", stop)
+    export = adapt._exported(chain.root, adaptation.AFTER, stop)
     card = (pathlib.Path(export) / "README.md").read_text()
     assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
-    assert "| queries | gained by REALM, in points | nDCG@10 " in card
+    assert "| queries | gained after REALM, in points | nDCG@10 " in card
     cost = adapt_report.summary(report, chain.root, export)[1]
     assert "warm start 60 updates" in cost
     # Other queries are measured.

@@ -1,4 +1,4 @@
-"""What REALM has made of an encoder, and which of the two is used."""
+"""What a warm start and REALM have made of an encoder, and which one is used."""
 
 import re
 
@@ -9,8 +9,7 @@ from realm_jax.data.documents import Document
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.evaluation import adapt_report, adaptation
-from realm_jax.evaluation.comparisons import BM25, compare
-from realm_jax.stages import PRETRAIN, WARM_START
+from realm_jax.evaluation.comparisons import BM25, compare_with_first
 from tests.corpus_builder import build_corpus
 from tests.flipped import read_flipped
 
@@ -80,58 +79,80 @@ def test_queries_are_judged_by_the_best_block_of_a_document(blocks):
     )
 
 
-def results(probe, before, after, **others):
+def results(probe, before, taught, after, **others):
     """The measurement of a probe, as `measure` returns it."""
-    values = {
-        metric: {adaptation.BEFORE: before, adaptation.AFTER: after}
-        for metric in adapt_report._METRICS[probe]
-    } | others
+    labels = (adaptation.BEFORE, adaptation.TAUGHT, adaptation.AFTER)
+    of_first = dict(zip(labels, (before, taught, after), strict=True))
+    values = dict.fromkeys(adapt_report._METRICS[probe], of_first) | others
     named = {
         label: {metric: np.array(of[label]) for metric, of in values.items()}
-        for label in (adaptation.BEFORE, adaptation.AFTER)
+        for label in labels
     }
-    baselines = {
-        BM25: named[adaptation.BEFORE],
-        adaptation.FUSED: named[adaptation.AFTER],
-    }
-    return {probe: compare(named, baselines)}
+    fused = {adaptation.fused_name(label): of for label, of in named.items()}
+    baselines = {BM25: named[adaptation.BEFORE], **fused}
+    return {probe: compare_with_first(named, baselines)}
 
 
-BETTER = ([0.1, 0.2, 0.3], [0.5, 0.6, 0.5])
-WORSE = BETTER[::-1]
-EITHER = ([0.1, 0.9, 0.5], [0.9, 0.1, 0.5])
+LOW, MIDDLE, HIGH = [0.1, 0.2, 0.3], [0.3, 0.4, 0.5], [0.5, 0.6, 0.7]
+# Its mean is the middle one's, and its difference to it is not known.
+EITHER = [0.5, 0.1, 0.6]
 
 
 @pytest.mark.parametrize(
-    ("values", "stage"), [(BETTER, PRETRAIN), (EITHER, PRETRAIN), (WORSE, WARM_START)]
+    ("values", "chosen"),
+    [
+        ((LOW, MIDDLE, HIGH), adaptation.AFTER),
+        ((LOW, HIGH, MIDDLE), adaptation.TAUGHT),
+        ((LOW, HIGH, HIGH), adaptation.AFTER),
+        ((MIDDLE, LOW, HIGH), adaptation.AFTER),
+        ((MIDDLE, LOW, EITHER), adaptation.AFTER),
+        ((HIGH, LOW, MIDDLE), adaptation.BEFORE),
+        ((HIGH, EITHER, LOW), adaptation.BEFORE),
+    ],
 )
-def test_an_interval_below_zero_gives_the_encoder_as_it_was(values, stage):
-    assert adapt_report.decide(results("queries", *values)) is stage
+def test_the_best_one_is_exported(values, chosen):
+    assert adapt_report.decide(results("queries", *values)) == chosen
     sentences = results("held-out sentences", *values)
-    assert adapt_report.decide(sentences) is stage
+    assert adapt_report.decide(sentences) == chosen
     # Where there are queries, they decide.
-    assert adapt_report.decide(sentences | results("queries", *BETTER)) is PRETRAIN
+    both = sentences | results("queries", HIGH, LOW, LOW)
+    assert adapt_report.decide(both) == adaptation.BEFORE
 
 
-def test_so_does_one_metric_of_the_queries_that_falls_or_no_measurement_at_all():
-    worse = dict(zip((adaptation.BEFORE, adaptation.AFTER), WORSE, strict=True))
-    measured = results("queries", *EITHER, **{"MRR@10": worse})
-    assert adapt_report.decide(measured) is adapt_report.decide({}) is WARM_START
+def test_but_not_one_that_is_worse_by_another_metric_nor_an_unmeasured_one():
+    labels = (adaptation.BEFORE, adaptation.TAUGHT, adaptation.AFTER)
+    worse = dict(zip(labels, (HIGH, HIGH, LOW), strict=True))
+    measured = results("queries", LOW, MIDDLE, HIGH, **{"MRR@10": worse})
+    assert adapt_report.decide(measured) == adaptation.TAUGHT
+    assert adapt_report.decide({}) == adaptation.BEFORE
+
+
+def summary_of(measured, tmp_path, **cost):
+    made = adapt_report.make_report(measured, str(tmp_path), {}, **cost)
+    return adapt_report.summary(made, "runs/my", "runs/my/export")
 
 
 def test_three_lines_say_what_happened(tmp_path):
-    worse, spent = results("queries", *WORSE), {"seconds": 90, "bytes": 2**31}
-    made = adapt_report.make_report(worse, str(tmp_path), {}, **spent)
-    gained, cost, export = adapt_report.summary(made, "runs/my", "runs/my/export")
-    assert gained.startswith("gained: nDCG@10 of 3 queries 53.3 -> 20.0 (-33.3 [")
-    assert gained.endswith("; BM25 53.3, both fused 20.0)")
+    spent = {"seconds": 90, "bytes": 2**31}
+    better = results("queries", LOW, HIGH, MIDDLE)
+    gained, cost, export = summary_of(better, tmp_path, **spent)
+    assert gained == (
+        "gained: nDCG@10 of 3 queries 20.0, 60.0 after the warm start "
+        "(+40.0 [+40.0, +40.0]), 40.0 after REALM (+20.0 [+20.0, +20.0]); BM25 20.0, "
+        "fused 60.0"
+    )
     assert cost == "cost: measuring 1.5 min, 2.0 GiB in the largest process"
-    assert "encoder as it was, for REALM made it worse: nDCG@10 -33.3 [" in export
-    assert " of the queries; try realm search runs/my/warm_start" in export
-    nothing = adapt_report.make_report({}, str(tmp_path), {}, seconds=0, bytes=0)
-    gained, _, export = adapt_report.summary(nothing, "runs/my", "runs/my/export")
+    assert export == (
+        "export: runs/my/export is the retriever after the warm start; try realm "
+        'search runs/my/warm_start "your query"'
+    )
+    _, _, export = summary_of(results("queries", LOW, LOW, HIGH), tmp_path, **spent)
+    assert "after REALM; try realm search runs/my " in export
+    _, _, export = summary_of(results("queries", HIGH, LOW, LOW), tmp_path, **spent)
+    assert export.endswith("the encoder as it was, for training did not improve it")
+    gained, _, export = summary_of({}, tmp_path, **spent)
     assert "no article that was held out has two blocks" in gained
-    assert "for nothing was measured" in export
+    assert export.endswith("for nothing was measured")
 
 
 def test_a_damaged_report_is_none(tmp_path):

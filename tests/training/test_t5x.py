@@ -141,6 +141,11 @@ def assert_close(left, right):
     ("make", "changes", "named"),
     [
         (tiny_world.warm_start_config, {}, "PAIRS_TASK='pairs' with TASK='stated'"),
+        (
+            tiny_world.warm_start_config,
+            {"task": "", "bm25_weight": 0.5},
+            "BM25_WEIGHT=0.5",
+        ),
         (tiny_world.pretrain_config, {"write_back": True}, "write_back"),
         (tiny_world.pretrain_config, {"refresh_mode": "rolling"}, "'rolling'"),
     ],

@@ -1,0 +1,139 @@
+"""The teacher of a query tower: the retriever as it was, and BM25, on pieces of text.
+
+BM25 finds the words that an encoder of general text has never seen, an encoder finds
+paraphrases, and their sum finds more than either. The query tower learns it from
+pseudo-queries. The document tower and its embeddings of the corpus stay as they are
+(docs/adapt.md).
+"""
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax import multihost
+from realm_jax.answering.hybrid import BM25Index
+from realm_jax.data.draws import Stream, uniform
+from realm_jax.data.examples import Examples
+from realm_jax.data.features import query_rows
+from realm_jax.data.pseudo_queries import NUM_DRAWS, QUERY_LENGTH, pseudo_query
+from realm_jax.errors import BadInputError
+from realm_jax.index.embed import EmbedConfig, query_embedder
+from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
+from realm_jax.placement import local_rows, place_batch
+from realm_jax.training.question_index import FrozenIndex
+from realm_jax.training.stage import Stage
+from realm_jax.training.step_timing import Part
+from realm_jax.training.warm_start_loss import TaughtQueries
+
+NUM_CANDIDATES = 256
+"""Blocks of a query over which the tower learns the teacher's distribution."""
+
+
+class BM25Teacher:
+    """Makes the inputs of distillation: pseudo-queries, and what they are to find.
+
+    A pseudo-query x is drawn from the block of each pair of a batch. It is to find the
+    blocks z that are best by f(x, z) + weight * BM25(x, z), but not its own, where f is
+    that of the towers as the run began. Both are divided by their standard deviations
+    over all blocks, and the scores of the tower that learns by that of f, so that the
+    temperature of the retriever and the length of a query do not matter.
+    """
+
+    def __init__(
+        self,
+        stage: Stage[Any],
+        pairs: Examples,
+        weight: float,
+        embed: EmbedConfig,
+        stop: threading.Event,
+    ):
+        """Counts the words of the corpus and opens its index, which may be made first.
+
+        Raises:
+          StoppedError: stopped while the corpus was being embedded.
+        """
+        self._stage = stage
+        self._pairs = pairs
+        self._weight = weight
+        _require_alike(stage)
+        self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
+        self._index = FrozenIndex(stage, stage.index_source("device", embed), stop)
+        self._index.open()
+        self._bm25 = BM25Index(stage.corpus)
+
+    def at(self, step: int) -> TaughtQueries:
+        """Returns the inputs of an update."""
+        stage, config = self._stage, self._stage.config
+        own = np.asarray(stage.batch(self._pairs, step)["block_ids"])
+        drawn = uniform(
+            *(Stream.PSEUDO_QUERIES, config.seed, step, config.batch_size, NUM_DRAWS)
+        )[local_rows(stage.mesh, config.batch_size)]
+        blocks = stage.corpus.texts(own)
+        texts = [*map(pseudo_query, blocks, drawn)]
+        length = min(config.models.lengths.query, QUERY_LENGTH)
+        ids = query_rows(texts, length, stage.corpus.vocabulary)
+        queries = self._embed_queries(
+            as_begun(stage.state.params["retriever"]), place_batch(stage.mesh, ids)
+        )
+        stage.stopwatch.wait_for(queries)
+        with stage.stopwatch.part(Part.SEARCH):
+            rows = self._index.current.rows
+            assert rows is not None
+            dense = multihost.local_rows(queries) @ np.asarray(rows).T
+            by_words = self._bm25.scores(texts)
+            by_words[np.isinf(by_words)] = 0.0
+            spread = _spread(dense)
+            scores = dense / spread + self._weight * by_words / _spread(by_words)
+            scores[np.arange(len(own)), own] = -np.inf
+            found = _best(scores, min(NUM_CANDIDATES, stage.corpus.num_blocks - 1))
+            return TaughtQueries(
+                query_ids=ids,
+                block_embeddings=self._index.embeddings_of(found) / spread[..., None],
+                teacher=_softmax(np.take_along_axis(scores, found, axis=1)),
+            )
+
+
+def as_begun(retriever: PyTree) -> PyTree:
+    """Returns the towers as a run with a teacher began: alike, and one stays so."""
+    return {**retriever, QUERY_TOWER: retriever[DOCUMENT_TOWER]}
+
+
+def _require_alike(stage: Stage[Any]) -> None:
+    if stage.details is not None:
+        return
+    retriever = multihost.fetch(stage.state.params["retriever"])
+    same = jax.tree.map(
+        np.array_equal, retriever[QUERY_TOWER], retriever[DOCUMENT_TOWER]
+    )
+    if not all(jax.tree.leaves(same)):
+        raise BadInputError(
+            "expected two towers that start alike with BM25_WEIGHT, as those of "
+            "published weights do, got others; the document tower, which does not "
+            "train, is the teacher of the query tower: change WARM_START, or set "
+            "BM25_WEIGHT=0"
+        )
+
+
+def _spread(
+    scores: Float[np.ndarray, "batch block"],
+) -> Float[np.ndarray, "batch 1"]:
+    """Returns standard deviations, 1 where all scores are the same."""
+    spread = scores.std(axis=1, keepdims=True)
+    return np.where(spread > 0, spread, 1.0)
+
+
+def _best(
+    scores: Float[np.ndarray, "batch block"], count: int
+) -> Int[np.ndarray, "batch candidate"]:
+    """Returns the blocks with the highest scores of each query, in any order."""
+    return np.argpartition(-scores, count - 1, axis=1)[:, :count]
+
+
+def _softmax(
+    scores: Float[np.ndarray, "batch candidate"],
+) -> Float[np.ndarray, "batch candidate"]:
+    likelihood = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return (likelihood / likelihood.sum(axis=1, keepdims=True)).astype(np.float32)

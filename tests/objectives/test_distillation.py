@@ -1,0 +1,41 @@
+"""Distillation against a loop in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from realm_jax.objectives.distillation import distillation
+
+RNG = np.random.default_rng(0)
+QUERIES, DOCUMENTS = RNG.normal(size=(3, 8)), RNG.normal(size=(3, 5, 8))
+TEACHER = RNG.dirichlet(np.ones(5), size=3)
+TEACHER[1] = [0.75, 0.0, 0.25, 0.0, 0.0]
+
+
+def in_float32(*arrays):
+    return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+def test_it_is_the_divergence_of_scipy():
+    got = distillation(*in_float32(QUERIES, DOCUMENTS, TEACHER))
+    scores = np.einsum("bp,bkp->bk", QUERIES, DOCUMENTS)
+    student = scipy.special.softmax(scores, axis=1)
+    expected = scipy.stats.entropy(TEACHER, student, axis=1).sum()
+    assert float(got.loss_total) == pytest.approx(expected, rel=1e-5)
+    assert float(got.agreed) == (student.argmax(1) == TEACHER.argmax(1)).sum()
+    assert float(got.count) == 3
+
+
+def test_a_query_that_agrees_with_its_teacher_has_no_gradient():
+    scores = np.einsum("bp,bkp->bk", QUERIES, DOCUMENTS)
+    inputs = in_float32(QUERIES, DOCUMENTS, scipy.special.softmax(scores, axis=1))
+
+    def loss(queries):
+        return distillation(queries, *inputs[1:]).loss_total
+
+    value, gradient = jax.value_and_grad(loss)(inputs[0])
+    np.testing.assert_allclose(value, 0.0, atol=1e-5)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-5)

@@ -1,0 +1,191 @@
+"""A query tower learns from BM25, and nothing else changes."""
+
+import dataclasses
+
+import bm25s
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from realm_jax.data.batch_order import Spans
+from realm_jax.data.draws import Stream, uniform
+from realm_jax.data.features import query_rows
+from realm_jax.data.normalisation import answer_tokens
+from realm_jax.data.pseudo_queries import NUM_DRAWS, pseudo_query
+from realm_jax.evaluation.export import export_retriever
+from realm_jax.evaluation.recorded import Overrides
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.training import bm25_teacher, warm_start
+from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.stage import open_examples
+from realm_jax.training.warm_start import ReaderMixture
+from tests import tiny_world
+from tests.refused import refused
+from tests.tiny_encoder import write_bert
+from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import index_of, inputs_of, params_of, state_of, stop_run
+
+WEIGHT = 0.5
+
+
+def retriever(bert):
+    """A sentence encoder at its own width."""
+    return RetrieverConfig(
+        bert,
+        projection_size=16,
+        pooling="mean",
+        normalize=True,
+        projected=False,
+        shared=False,
+        temperature=0.05,
+    )
+
+
+@pytest.fixture(scope="module")
+def encoder(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    bert = write_bert(folder, corpus.vocabulary.pieces, max_positions=40)
+
+    def with_dropout(vocab_size):
+        return dataclasses.replace(bert, dropout_rate=0.1)
+
+    return str(folder), ModelFactory(with_dropout, retriever, LENGTHS)
+
+
+def config_of(world, encoder, folder, **changes):
+    weights, models = encoder
+    values = {
+        "task": "",
+        "bm25_weight": WEIGHT,
+        "models": models,
+        "embed": tiny_world.EMBED,
+        "retriever_warm_start": weights,
+    }
+    return tiny_world.warm_start_config(world, folder, **(values | changes))
+
+
+@pytest.fixture(scope="module")
+def taught(world, encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("taught")
+    assert warm_start.run(config_of(world, encoder, folder), silent, NEVER)
+    return folder
+
+
+def test_the_query_tower_alone_changes(world, encoder, taught, tmp_path):
+    at_start = config_of(world, encoder, tmp_path, train_steps=0)
+    assert warm_start.run(at_start, silent, NEVER)
+    begun, trained = params_of(tmp_path), params_of(taught)
+    changed = differing(begun, trained)
+    assert changed
+    assert all(name.startswith("retriever/query_tower/") for name in changed)
+    assert_same_bits(bm25_teacher.as_begun(trained["retriever"]), begun["retriever"])
+    for line in read_metrics(str(taught)):
+        assert line["loss"] == pytest.approx(line["retriever_loss"])
+        assert line["retriever_loss"] > 0
+        assert 0 <= line["teacher_agreement"] <= 1
+
+
+def drawn(config, corpus):
+    """The pseudo-queries of the first update, and their blocks."""
+    pairs = open_examples(corpus, config.pairs_task, "train")
+    size, spans = config.batch_size, Spans(config.spans)
+    rows = pairs.step_rows(0, batch_size=size, seed=config.seed, spans=spans)
+    own = pairs.batch(rows)["block_ids"]
+    numbers = uniform(Stream.PSEUDO_QUERIES, config.seed, 0, size, NUM_DRAWS)
+    return [*map(pseudo_query, corpus.texts(own), numbers)], own
+
+
+def test_the_teacher_is_the_encoder_with_bm25_beside_it(
+    world, encoder, corpus, taught, monkeypatch, tmp_path
+):
+    """Against a loop over the queries, in float64, with bm25s itself."""
+    monkeypatch.setattr(bm25_teacher, "NUM_CANDIDATES", 7)
+    config = config_of(world, encoder, tmp_path)
+    (inputs,) = inputs_of(monkeypatch, warm_start, config)
+    found, (texts, own) = inputs.pairs, drawn(config, corpus)
+    towers = Retriever(config.models.retriever_config(corpus.vocabulary.size))
+    begun = {"params": bm25_teacher.as_begun(params_of(taught)["retriever"])}
+    rows = index_of(tmp_path).astype(np.float64)
+    bm25 = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+    blocks = corpus.texts(np.arange(corpus.num_blocks))
+    words = [answer_tokens(f"{block.title} {block.body}") for block in blocks]
+    bm25.index(words, show_progress=False)
+    for row, text in enumerate(texts):
+        ids = query_rows([text], LENGTHS.query, corpus.vocabulary)
+        query = np.asarray(towers.apply(begun, ids, method="embed_queries")[0])
+        by_words = np.array(bm25.get_scores(answer_tokens(text)), np.float64)
+        dense = rows @ query
+        scores = dense / dense.std() + WEIGHT * by_words / by_words.std()
+        scores[own[row]] = -np.inf
+        best = np.argsort(-scores)[:7]
+        order = np.argsort(-found.teacher[row])
+        likelihood = np.exp(scores[best] - scores[best[0]])
+        np.testing.assert_allclose(
+            found.teacher[row][order], likelihood / likelihood.sum(), rtol=5e-3
+        )
+        np.testing.assert_allclose(
+            found.block_embeddings[row][order], rows[best] / dense.std(), rtol=5e-3
+        )
+
+
+def test_a_resumed_run_is_the_same(world, encoder, taught, tmp_path):
+    config = config_of(world, encoder, tmp_path)
+    stop_run(warm_start, config, 2)
+    assert warm_start.run(config, silent, NEVER)
+    assert_same_bits(state_of(tmp_path, 3), state_of(taught, 3))
+
+
+def test_the_encoder_that_it_began_with_is_exported_as_one_model(
+    world, encoder, taught, tmp_path
+):
+    exported = {}
+    for as_begun in (False, True):
+        folder = tmp_path / str(as_begun)
+        given = Overrides(corpus=world.corpus)
+        exported[as_begun] = export_retriever(
+            str(taught), str(folder), given, as_begun=as_begun
+        )
+    assert exported == {False: ["query", "document"], True: ["."]}
+    published = load_file(f"{encoder[0]}/model.safetensors")
+    same_as_published = {"True": True, "False/document": True, "False/query": False}
+    for name, same in same_as_published.items():
+        written = load_file(tmp_path / name / "model.safetensors")
+        assert written.keys() <= published.keys()
+        equal = [np.array_equal(written[key], published[key]) for key in written]
+        assert all(equal) is same
+    card = (tmp_path / "True" / "README.md").read_text()
+    assert 'SentenceTransformer("DIR")' in card
+    assert "| training | none, it is the encoder as it was |" in card
+    assert "updates" not in card
+
+
+def test_it_learns_what_bm25_knows(world, encoder, tmp_path):
+    config = config_of(world, encoder, tmp_path, train_steps=60)
+    assert warm_start.run(config, silent, NEVER)
+    losses = [line["retriever_loss"] for line in read_metrics(str(tmp_path))]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+
+
+def test_the_reader_may_start_beside_it(world, encoder, tmp_path):
+    config = config_of(
+        world, encoder, tmp_path, task="stated", mixture=ReaderMixture(0.5, 0, 0.5)
+    )
+    assert warm_start.run(config, silent, NEVER)
+    for line in read_metrics(str(tmp_path)):
+        both = line["retriever_loss"] + line["reader_loss"]
+        assert line["loss"] == pytest.approx(both, rel=1e-5)
+        assert 0 < line["padding_share"] < 1
+
+
+def test_refused(world, encoder, tmp_path):
+    with refused("PAIRS_TASK"):
+        config_of(world, encoder, tmp_path, task="stated", pairs_task="")
+    with refused("SHARED_TOWERS=False"):
+        config_of(world, encoder, tmp_path, models=tiny_world.models(shared=True))
+    with refused("bm25_weight"):
+        config_of(world, encoder, tmp_path, bm25_weight=-1.0)
+    # Towers that were drawn.
+    drawn = {"models": tiny_world.models(), "retriever_warm_start": ""}
+    with refused("two towers that start alike"):
+        warm_start.run(config_of(world, encoder, tmp_path, **drawn), silent, NEVER)
