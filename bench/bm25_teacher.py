@@ -29,7 +29,13 @@ from bench.tables import percent, table
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.judgements import read_judgements
 from realm_jax.evaluation import adaptation
-from realm_jax.evaluation.comparisons import BM25, Comparison
+from realm_jax.evaluation.comparisons import (
+    AFTER_WARM_START,
+    BEFORE_TRAINING,
+    BM25,
+    Comparison,
+    fused_name,
+)
 from realm_jax.evaluation.recorded import find_model
 from realm_jax.evaluation.searching import PretrainedRetriever
 from realm_jax.stages import WARM_START
@@ -58,8 +64,8 @@ def main() -> None:
         found = _measured(_trained(flags.run, flags.work, seed), corpus, queries)
         if not rows:
             rows.append(["BM25", *_cells(found, BM25), ""])
-            rows.append(["the encoder as it was", *_row(found, adaptation.BEFORE)])
-        rows.append([f"taught, seed {seed}", *_row(found, adaptation.TAUGHT)])
+            rows.append(["the encoder as it was", *_row(found, BEFORE_TRAINING)])
+        rows.append([f"taught, seed {seed}", *_row(found, AFTER_WARM_START)])
         print(rows[-1], flush=True)
     names = {"RUN": flags.run, "QUERIES": flags.queries, "FOLDER": flags.work}
     header = [f"{len(queries)} queries", METRIC, "change", "fused with BM25"]
@@ -90,21 +96,26 @@ def _trained(run: str, work: pathlib.Path, seed: int) -> str:
 
 
 def _measured(folder: str, corpus: BlockStore, queries) -> Comparison:
-    taught = PretrainedRetriever.open(find_model(folder, [WARM_START]))
-    probe = adaptation.queries_probe(corpus, queries, taught.models.lengths.query)
-    measured = adaptation.measure(taught, None, corpus, [probe], threading.Event())
+    run = find_model(folder, [WARM_START])
+    retrievers = {
+        BEFORE_TRAINING: PretrainedRetriever.open(run, as_begun=True),
+        AFTER_WARM_START: PretrainedRetriever.open(run),
+    }
+    length = retrievers[BEFORE_TRAINING].models.lengths.query
+    probe = adaptation.queries_probe(corpus, queries, length)
+    measured = adaptation.measure(retrievers, corpus, [probe], threading.Event())
     return measured[probe.name]
 
 
 def _row(found: Comparison, label: str) -> list[str]:
     """Returns the cells of a retriever, alone and fused with BM25."""
-    return [*_cells(found, label), _cells(found, adaptation.fused_name(label))[0]]
+    return [*_cells(found, label), _cells(found, fused_name(label))[0]]
 
 
 def _cells(found: Comparison, label: str) -> list[str]:
     """Returns the mean, and the change from the encoder as it was if there is one."""
     rows = {row.label: row.metrics for row in (*found.baselines, *found.rows)}
-    change = found.find_change(adaptation.BEFORE, label, METRIC)
+    change = found.find_change(BEFORE_TRAINING, label, METRIC)
     changed = "" if change is None else percent(change, "+")
     return [percent(rows[label][METRIC]), changed]
 

@@ -34,7 +34,6 @@ from realm_jax.cli import configuration, encoder_flags, recorded_run
 from realm_jax.cli.init import CHAIN_NAME, corpus_name
 from realm_jax.cli.standard_input import Notes
 from realm_jax.errors import BadInputError
-from realm_jax.stages import PRETRAIN, WARM_START
 
 if TYPE_CHECKING:
     from realm_jax.data.judgements import JudgedQuery
@@ -75,7 +74,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     if code:
         return code
     report = _measured(chain, queries, stop)
-    export = _exported(chain.root, report["exported"], stop)
+    export = _exported(chain.root, stop)
     from realm_jax.evaluation.adapt_report import summary
 
     for line in summary(report, chain.root, export):
@@ -165,15 +164,20 @@ def _measured(
     """Returns the report of a chain that is done, and writes it."""
     from realm_jax.data.blocks import BlockStore
     from realm_jax.evaluation import adapt_report, adaptation
+    from realm_jax.evaluation.comparisons import AFTER_REALM, BEFORE_TRAINING
     from realm_jax.evaluation.recorded import find_model
     from realm_jax.evaluation.searching import PretrainedRetriever
 
     began = time.monotonic()
     corpus = BlockStore.open(f"{chain.root}/corpus", verify=True)
-    warm_start, realm = (
-        PretrainedRetriever.open(find_model(f"{chain.root}/{stage.name}", [stage]))
-        for stage in (WARM_START, PRETRAIN)
-    )
+    retrievers = {
+        label: PretrainedRetriever.open(
+            find_model(f"{chain.root}/{stage.name}", [stage]),
+            as_begun=label == BEFORE_TRAINING,
+        )
+        for label, stage in adapt_report.STAGES_OF.items()
+    }
+    realm = retrievers[AFTER_REALM]
     of = {
         "corpus": corpus.fingerprint,
         "updates": realm.run.step,
@@ -186,9 +190,7 @@ def _measured(
     probes = [adaptation.queries_probe(corpus, queries, length)] if queries else []
     if sentences := adaptation.sentences_probe(corpus, chain.task):
         probes.append(sentences)
-    measured = adaptation.measure(
-        warm_start, realm, corpus, probes, stop, Notes("adapt")
-    )
+    measured = adaptation.measure(retrievers, corpus, probes, stop, Notes("adapt"))
     seconds, size = time.monotonic() - began, _largest_process()
     report = adapt_report.make_report(
         measured, chain.root, of, seconds=seconds, bytes=size
@@ -205,20 +207,17 @@ def _largest_process() -> int:
     return 1024 * max(resource.getrusage(user).ru_maxrss for user in users)
 
 
-def _exported(root: str, chosen: str, stop: threading.Event) -> str:
+def _exported(root: str, stop: threading.Event) -> str:
     """Exports the retriever that was chosen, unless it was; returns the folder."""
-    from realm_jax.evaluation import adaptation
     from realm_jax.evaluation.export import export_retriever
     from realm_jax.evaluation.recorded import Overrides
 
     folder = os.path.join(root, EXPORT_NAME)
-    stage = PRETRAIN if chosen == adaptation.AFTER else WARM_START
     if not os.path.isdir(folder):
         export_retriever(
-            f"{root}/{stage.name}",
+            root,
             folder,
             Overrides(),
-            as_begun=chosen == adaptation.BEFORE,
             embeddings=("npy",),
             stop=stop,
             note=Notes("adapt"),

@@ -2,9 +2,10 @@
 
 RUN is the folder of a chain, such as runs/quickstart, or of one of its models. The
 retriever is that of the last stage that is there: fine-tuned, trained by REALM, or warm
-started. So a text without a single question can be searched, too. An index that is
-missing is made once, in the model's folder. With --hybrid the result is fused with that
-of BM25, which finds rare words: often the best search of a text of your own.
+started, and of a chain of `realm adapt` the one that was exported. So a text without a
+single question can be searched, too. An index that is missing is made once, in the
+model's folder. With --hybrid the result is fused with that of BM25, which finds rare
+words: often the best search of a text of your own.
 
 Queries come from the command line or, one a line, from standard input; at a terminal
 without a query there is a prompt.

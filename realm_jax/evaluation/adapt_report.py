@@ -7,8 +7,16 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from realm_jax.evaluation import adaptation
-from realm_jax.evaluation.comparisons import BM25, Comparison
+from realm_jax.evaluation.comparisons import (
+    AFTER_REALM,
+    AFTER_WARM_START,
+    BEFORE_TRAINING,
+    BM25,
+    QUERIES,
+    SENTENCES,
+    Comparison,
+    fused_name,
+)
 from realm_jax.evaluation.provenance import time_of
 from realm_jax.manifests import require_fields, seal, unseal
 from realm_jax.metrics.retrieval import Interval
@@ -20,9 +28,16 @@ NAME = "adapt.json"
 # By these a retriever is chosen, of the first probe that was measured: it has the most
 # of the first metric, which is the one that is printed, and is worse in none.
 _METRICS = {
-    adaptation.QUERIES: ("nDCG@10", "MRR@10"),
-    adaptation.SENTENCES: ("recall@5",),
+    QUERIES: ("nDCG@10", "MRR@10"),
+    SENTENCES: ("recall@5",),
 }
+STAGES_OF = {
+    BEFORE_TRAINING: WARM_START,
+    AFTER_WARM_START: WARM_START,
+    AFTER_REALM: PRETRAIN,
+}
+"""Maps what may be exported to the stage that has it, or began with it (the first)."""
+
 _FIELDS = {"of": dict, "exported": str, "measured": dict, "cost": dict}
 _GIB = 1 << 30
 
@@ -43,11 +58,11 @@ def decide(measured: Mapping[str, Comparison]) -> str:
                 if not _is_worse(of, row.label, metrics)
             }
             return max(means, key=lambda label: means[label])
-    return adaptation.BEFORE
+    return BEFORE_TRAINING
 
 
 def _is_worse(of: Comparison, label: str, metrics: Sequence[str]) -> bool:
-    changes = (of.find_change(adaptation.BEFORE, label, metric) for metric in metrics)
+    changes = (of.find_change(BEFORE_TRAINING, label, metric) for metric in metrics)
     return any(change is not None and change.high < 0.0 for change in changes)
 
 
@@ -97,17 +112,14 @@ def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:
     chosen, measured = report["exported"], report["measured"]
     gained = [_gained(name, of, chosen) for name, of in measured.items()]
     unknown = "not known, for no article that was held out has two blocks"
-    if chosen == adaptation.BEFORE:
+    what = f"the retriever {_lowered(chosen)}"
+    if chosen == BEFORE_TRAINING:
         why = "training did not improve it" if measured else "nothing was measured"
         what = f"the encoder as it was, for {why}"
-    else:
-        run = folder if chosen == adaptation.AFTER else f"{folder}/{WARM_START.name}"
-        what = f"the retriever {_lowered(chosen)}; try realm search {run} "
-        what += '"your query"'
     return [
         f"gained: {'; '.join(gained) or unknown}",
         f"cost: {', '.join(_costs(report['cost']))}",
-        f"export: {export} is {what}",
+        f'export: {export} is {what}; try realm search {folder} "your query"',
     ]
 
 
@@ -123,8 +135,8 @@ def _gained(probe: str, comparison: Mapping[str, Any], chosen: str) -> str:
         for difference in comparison["differences"]
         if difference["metric"] == metric
     ]
-    before = rows[adaptation.BEFORE]
-    fused = rows[adaptation.fused_name(chosen)]
+    before = rows[BEFORE_TRAINING]
+    fused = rows[fused_name(chosen)]
     return (
         f"{metric} of {before.count:,} {probe} {_percent(before)}, "
         f"{', '.join(changes)}; BM25 {_percent(rows[BM25])}, fused {_percent(fused)}"

@@ -26,12 +26,12 @@ from realm_jax.data.features import query_rows
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.errors import StoppedError
 from realm_jax.evaluation.comparisons import (
-    AFTER_REALM,
-    AFTER_WARM_START,
-    BEFORE_TRAINING,
     BM25,
+    QUERIES,
+    SENTENCES,
     Comparison,
     compare_with_first,
+    fused_name,
     recall_name,
 )
 from realm_jax.evaluation.searching import PretrainedRetriever
@@ -39,14 +39,11 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.metrics import ranking
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
-from realm_jax.training.bm25_teacher import as_begun
 from realm_jax.training.projection import document_features, unprojected
 from realm_jax.training.stage import open_examples
 from realm_jax.types import NULL_BLOCK
 
-BEFORE, TAUGHT, AFTER = BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM
 ENCODER = "The encoder without a projection"
-SENTENCES, QUERIES = "held-out sentences", "queries"
 _SENTENCE_RECALLS = (1, 5, 20)
 _QUERY_RECALLS = (1, 5, 20, 100)
 _MAX_SENTENCES = 1000
@@ -196,18 +193,17 @@ class Dense:
 
 
 def measure(
-    warm_start: PretrainedRetriever,
-    realm: PretrainedRetriever | None,
+    retrievers: Mapping[str, PretrainedRetriever],
     corpus: BlockStore,
     probes: Sequence[Probe],
     stop: threading.Event,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Comparison]:
-    """Measures an encoder as it was, after a warm start by BM25, and after any REALM.
+    """Measures retrievers, the first of which is the encoder that others began with.
 
     `note` is called with a sentence before it begins. Returns the results of each probe
-    by its name: rows for `BEFORE`, `TAUGHT` and `AFTER`, the differences of the others
-    to the first, and baselines: BM25, and what each is worth if it is fused with it.
+    by its name: a row for each label with its differences to the first, and baselines:
+    BM25, the first without a projection, and each of them fused with BM25.
 
     Raises:
       StoppedError: asked to stop; indexes that were made are kept.
@@ -221,29 +217,23 @@ def measure(
         for probe in probes:
             found[probe.name][label] = probe.measure(search, stop)
 
-    latest = realm or warm_start
-    numerics, index = _numerics(latest, corpus), BM25Index(corpus)
+    first, *_, last = retrievers.values()
+    numerics, index = _numerics(last, corpus), BM25Index(corpus)
 
     def bm25(probe: Probe, rows: range) -> Scores:
         return index.scores(probe.texts[rows.start : rows.stop])
 
     add(BM25, bm25)
     baselines = [BM25]
-    config = warm_start.models.retriever_config(corpus.vocabulary.size)
+    config = first.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
     if config.projected or not config.normalize:
         baselines.append(ENCODER)
-        add(ENCODER, _without_projection(warm_start, corpus, numerics))
-    donor = latest.model_dir
-    taught = _with_index(warm_start, corpus, numerics, stop, donor)
-    retrievers = {BEFORE: dataclasses.replace(taught, params=as_begun(taught.params))}
-    retrievers[TAUGHT] = taught
-    if realm is not None:
-        retrievers[AFTER] = _with_index(realm, corpus, numerics, stop)
-    for label, retriever in retrievers.items():
+        add(ENCODER, _without_projection(first, corpus, numerics))
+    for label, model in retrievers.items():
+        retriever = _with_index(model, corpus, numerics, stop, last.model_dir)
         add(label, retriever)
-        fused = functools.partial(_fused, retriever, bm25)
-        add(fused_name(label), fused)
+        add(fused_name(label), functools.partial(_fused, retriever, bm25))
         baselines.append(fused_name(label))
     return {
         name: compare_with_first(
@@ -252,11 +242,6 @@ def measure(
         )
         for name, of in found.items()
     }
-
-
-def fused_name(label: str) -> str:
-    """Returns the label of a retriever that is fused with BM25."""
-    return f"{label}, fused with BM25"
 
 
 def _fused(dense: Search, bm25: Search, probe: Probe, rows: range) -> Scores:
@@ -278,9 +263,9 @@ def _numerics(model: PretrainedRetriever, corpus: BlockStore) -> dict[str, str]:
     rows of this index would not be those of another.
     """
     series = model.source(corpus).series
-    if model.run.step not in series.steps():
+    if model.index_step not in series.steps():
         return {}
-    bert = series.read_manifest(model.run.step).metadata["retriever"]["bert"]
+    bert = series.read_manifest(model.index_step).metadata["retriever"]["bert"]
     return {name: bert[name] for name in ("dtype", "products")}
 
 
@@ -295,17 +280,17 @@ def _with_index(
     corpus: BlockStore,
     numerics: Mapping[str, str],
     stop: threading.Event,
-    donor: str = "",
+    donor: str,
 ) -> Dense:
     """Returns a retriever with the index of its run, which is made if it is missing."""
     source = model.source(corpus)
     source = dataclasses.replace(
         source,
         config=_computed(source.config, numerics),
-        donors=[donor] if donor else [],
+        donors=[donor],
     )
     params = model.run.tree["retriever"]
-    manifest = source.load_or_build(model.run.step, params, stop).manifest
+    manifest = source.load_or_build(model.index_step, params, stop).manifest
     rows = np.asarray(source.series.read_array(manifest, EMBEDDINGS), np.float32)
     return Dense(source.config, params, rows)
 

@@ -31,12 +31,20 @@ RANDOM_BLOCKS = "random blocks"
 BM25 = "BM25"
 WITHOUT_TOPIC = "without a topic"
 
+SENTENCES, QUERIES = "held-out sentences", "queries"
+"""What an adapted encoder is measured with."""
+
 Measured = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def recall_name(k: int) -> str:
     """Returns the name of the recall@k metric in a comparison."""
     return f"recall@{k}"
+
+
+def fused_name(label: str) -> str:
+    """Returns the label of a retriever that is fused with BM25."""
+    return f"{label}, fused with BM25"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,12 +19,10 @@ from realm_jax.evaluation.ask import open_model
 from realm_jax.evaluation.loading import TrainedModel
 from realm_jax.evaluation.model_card import model_card
 from realm_jax.evaluation.recorded import (
-    SEARCHED,
     Overrides,
     ask_config,
-    find_model,
 )
-from realm_jax.evaluation.searching import open_retriever
+from realm_jax.evaluation.searching import find_retriever, open_retriever
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotArray
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
@@ -47,7 +45,6 @@ def export_retriever(
     given: Overrides,
     *,
     checkpoint: str = "last",
-    as_begun: bool = False,
     embeddings: Sequence[str] = (),
     stop: threading.Event | None = None,
     note: Callable[[str], None] = lambda text: None,
@@ -56,7 +53,6 @@ def export_retriever(
 
     The folder appears whole. `run` is as in `searching.open_retriever`, `given` what is
     not to be found, and `checkpoint` "last" or "best" of a run that is not fine-tuned.
-    `as_begun` writes the encoder that a run with BM25 as its teacher began with.
     `embeddings` are formats, of `embedding_files.FORMATS`, in which to write the
     blocks' embeddings, too; an index that is missing is made, and `note` told so.
     Returns the folders of the models, relative to `output`: "." or "query" and
@@ -68,11 +64,11 @@ def export_retriever(
     target = Path(output).expanduser().absolute()
     require_free(target)
     embedding_files.require_libraries(embeddings)
-    model, corpus = _open(run, given, checkpoint)
+    model, corpus, as_begun = _open(run, given, checkpoint)
     config = model.source(corpus).config
     lengths = model.models.lengths
     towers = _towers(model, corpus)
-    if as_begun:
+    if as_begun:  # They are the same.
         towers = {".": towers["document"]}
     rows = _embeddings(model, corpus, stop, note) if embeddings else None
     with new_folder(target, "the models") as partial:
@@ -100,14 +96,17 @@ def export_retriever(
 
 def _open(
     run: str, given: Overrides, checkpoint: str
-) -> tuple[TrainedModel, BlockStore]:
-    """Opens the run, a fine-tuned one together with what embedded its documents."""
-    recorded = find_model(run, SEARCHED)
+) -> tuple[TrainedModel, BlockStore, bool]:
+    """Opens the run, a fine-tuned one together with what embedded its documents.
+
+    The last value is that of `find_retriever`.
+    """
+    recorded, as_begun = find_retriever(run)
     if recorded.trained.stage != FINETUNE.name:
-        return open_retriever(recorded, given, checkpoint=checkpoint)
+        return (*open_retriever(run, given, checkpoint=checkpoint), as_begun)
     config = ask_config(recorded, given)
     corpus = BlockStore.open(config.corpus)
-    return open_model(config, corpus), corpus
+    return open_model(config, corpus), corpus, False
 
 
 def _towers(model: TrainedModel, corpus: BlockStore) -> dict[str, PyTree]:

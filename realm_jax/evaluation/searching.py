@@ -1,7 +1,11 @@
 """Opens the newest stage of a run to search its corpus, fine-tuned or not."""
 
+import dataclasses
+
 from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation import adapt_report
 from realm_jax.evaluation.ask import AskConfig, open_model
+from realm_jax.evaluation.comparisons import BEFORE_TRAINING
 from realm_jax.evaluation.loading import TrainedModel, open_finished
 from realm_jax.evaluation.recorded import (
     SEARCHED,
@@ -13,6 +17,8 @@ from realm_jax.evaluation.recorded import (
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
+from realm_jax.index.source import FIRST_STEP
+from realm_jax.models.retriever import tie_towers
 from realm_jax.stages import FINETUNE
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.recorded import RecordedRun
@@ -24,24 +30,49 @@ class PretrainedRetriever(TrainedModel):
 
     @classmethod
     def open(
-        cls, recorded: RecordedRun, *, searcher: str = "", checkpoint: str = "last"
+        cls,
+        recorded: RecordedRun,
+        *,
+        searcher: str = "",
+        checkpoint: str = "last",
+        as_begun: bool = False,
     ) -> "PretrainedRetriever":
         """Reads the retriever of a finished run.
 
         `searcher` is "device", exact and the default, or "scann"; `checkpoint` is
-        "last", or "best" by held-out utility.
+        "last", or "best" by held-out utility. `as_begun` is the encoder that a warm
+        start began with whose teacher was BM25; its document tower still is that one.
         """
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
         require_one_of("CHECKPOINT", checkpoint, Which)
         run = open_finished(recorded, recorded.trained.stage, {}, Which(checkpoint))
+        step = run.step
+        if as_begun:
+            towers = tie_towers(run.tree["retriever"])
+            tree, step = {**run.tree, "retriever": towers}, FIRST_STEP
+            run = dataclasses.replace(run, tree=tree)
         return cls(
             run=run,
             models=models_of(recorded),
             searcher=searcher,
             embed=EmbedConfig(),
-            index_step=run.step,
+            index_step=step,
         )
+
+
+def find_retriever(run: str) -> tuple[RecordedRun, bool]:
+    """Returns the newest stage of a run, or what `realm adapt` has chosen of it.
+
+    True stands for the encoder that the stage began with.
+    """
+    report = adapt_report.read_report(run)
+    stages, as_begun = SEARCHED, False
+    if report is not None and report["exported"] in adapt_report.STAGES_OF:
+        stages = (FINETUNE, adapt_report.STAGES_OF[report["exported"]])
+        as_begun = report["exported"] == BEFORE_TRAINING
+    recorded = find_model(run, stages)
+    return recorded, as_begun and recorded.trained.stage != FINETUNE.name
 
 
 def open_retriever(
@@ -54,12 +85,15 @@ def open_retriever(
 ) -> tuple[TrainedModel, BlockStore]:
     """Opens the newest stage of a run, and the corpus that it searches.
 
-    The run is the folder of a chain, or a model directory, or open; `given.corpus` is
+    The run is the folder of a chain, or a model directory, or open. Of a chain that
+    `realm adapt` has measured it is the retriever that was chosen. `given.corpus` is
     the directory of a corpus that is open. `checkpoint` is "last" or "best": of the run
     that is opened, or, if that is fine-tuned, of the one it was fine-tuned from
     (`given.pretrained`). `option` says in messages how a corpus is given.
     """
-    recorded = run if isinstance(run, RecordedRun) else find_model(run, SEARCHED)
+    recorded, as_begun = run, False
+    if not isinstance(recorded, RecordedRun):
+        recorded, as_begun = find_retriever(recorded)
     place, differs = find_corpus(
         recorded,
         given.corpus,
@@ -68,7 +102,10 @@ def open_retriever(
     )
     if recorded.trained.stage != FINETUNE.name:
         model = PretrainedRetriever.open(
-            recorded, searcher=given.searcher, checkpoint=checkpoint
+            recorded,
+            searcher=given.searcher,
+            checkpoint=checkpoint,
+            as_begun=as_begun,
         )
         return model, corpus or BlockStore.open(place)
     finetuned = answering_config(recorded, given)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from realm_jax import ranges
 from realm_jax.errors import BadInputError
@@ -53,6 +53,16 @@ OF_SENTENCE_ENCODERS = (
 _DENSE_ACTIVATIONS = {"identity": lambda x: x, "tanh": jnp.tanh}
 # As torch.nn.functional.normalize has it.
 _SMALLEST_LENGTH = 1e-12
+
+
+def tie_towers(params: PyTree) -> PyTree:
+    """Returns a retriever's parameters with the document tower for queries, too.
+
+    Those of a single tower are tied, and returned as they are.
+    """
+    if DOCUMENT_TOWER not in params:
+        return params
+    return {**params, QUERY_TOWER: params[DOCUMENT_TOWER]}
 
 
 @dataclass(frozen=True)

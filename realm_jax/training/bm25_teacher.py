@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 
 from realm_jax import multihost
 from realm_jax.answering.hybrid import BM25Index
@@ -21,7 +21,7 @@ from realm_jax.data.features import query_rows
 from realm_jax.data.pseudo_queries import NUM_DRAWS, QUERY_LENGTH, pseudo_query
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
-from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
+from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, tie_towers
 from realm_jax.placement import local_rows, place_batch
 from realm_jax.training.question_index import FrozenIndex
 from realm_jax.training.stage import Stage
@@ -76,7 +76,9 @@ class BM25Teacher:
         length = min(config.models.lengths.query, QUERY_LENGTH)
         ids = query_rows(texts, length, stage.corpus.vocabulary)
         queries = self._embed_queries(
-            as_begun(stage.state.params["retriever"]), place_batch(stage.mesh, ids)
+            # As the run began: the towers were alike, and one of them does not train.
+            tie_towers(stage.state.params["retriever"]),
+            place_batch(stage.mesh, ids),
         )
         stage.stopwatch.wait_for(queries)
         with stage.stopwatch.part(Part.SEARCH):
@@ -94,11 +96,6 @@ class BM25Teacher:
                 block_embeddings=self._index.embeddings_of(found) / spread[..., None],
                 teacher=_softmax(np.take_along_axis(scores, found, axis=1)),
             )
-
-
-def as_begun(retriever: PyTree) -> PyTree:
-    """Returns the towers as a run with a teacher began: alike, and one stays so."""
-    return {**retriever, QUERY_TOWER: retriever[DOCUMENT_TOWER]}
 
 
 def _require_alike(stage: Stage[Any]) -> None:

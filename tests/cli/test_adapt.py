@@ -16,7 +16,14 @@ from realm_jax.cli import adapt
 from realm_jax.cli.main import main
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation import adapt_report, adaptation
+from realm_jax.evaluation import adapt_report, adaptation, comparisons
+from realm_jax.evaluation.comparisons import (
+    AFTER_REALM,
+    AFTER_WARM_START,
+    BEFORE_TRAINING,
+    SENTENCES,
+    fused_name,
+)
 from realm_jax.prepare.adapt_chain import Survey, require_enough
 from realm_jax.prepare.first_chain import TextSize
 from realm_jax.storage import open_store
@@ -212,12 +219,8 @@ JUDGED = [
 
 
 @pytest.fixture
-def chain(finished, tmp_path, monkeypatch):
-    """A copy of a chain that is done, as far as measuring needs to know it.
-
-    It has one tower, and so nothing of the encoder that it began with.
-    """
-    monkeypatch.setattr(adaptation, "as_begun", lambda towers: towers)
+def chain(finished, tmp_path):
+    """A copy of a chain that is done, as far as measuring needs to know it."""
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
     return types.SimpleNamespace(root=str(root), task="towns_salient")
 
@@ -227,14 +230,14 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
 ):
     stop = threading.Event()
     report = adapt._measured(chain, JUDGED, stop)
-    assert set(report["measured"]) == {adaptation.SENTENCES, adaptation.QUERIES}
+    assert set(report["measured"]) == {SENTENCES, comparisons.QUERIES}
     written = json.loads((pathlib.Path(chain.root) / adapt_report.NAME).read_text())
     assert written.pop("crc32c")
     assert written == report
-    of_queries = report["measured"][adaptation.QUERIES]
+    of_queries = report["measured"][comparisons.QUERIES]
     labels = [row["label"] for row in of_queries["baselines"] + of_queries["rows"]]
-    trained = (adaptation.BEFORE, adaptation.TAUGHT, adaptation.AFTER)
-    fused = [*map(adaptation.fused_name, trained)]
+    trained = (BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM)
+    fused = [*map(fused_name, trained)]
     assert labels == ["BM25", adaptation.ENCODER, *fused, *trained]
     bm25, _, *fused = of_queries["baselines"]
     for alone, beside in zip(of_queries["rows"], fused, strict=True):
@@ -244,7 +247,7 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     assert bm25["metrics"]["MRR@10"]["count"] == len(QUERIES)
     monkeypatch.setattr(adaptation, "measure", None)
     assert adapt._measured(chain, JUDGED, stop) == report
-    export = adapt._exported(chain.root, adaptation.AFTER, stop)
+    export = adapt._exported(chain.root, stop)
     card = (pathlib.Path(export) / "README.md").read_text()
     assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
     assert "| queries | gained after REALM, in points | nDCG@10 " in card
@@ -261,9 +264,11 @@ def test_all_are_computed_as_the_index_of_the_builder(chain, monkeypatch):
     index = pathlib.Path(chain.root, "warm_start", "index")
     shutil.rmtree(index)  # That of the chain's evaluation.
     adapt._measured(chain, [], threading.Event())
-    [commit] = (index / "commits").iterdir()
-    bert = json.loads(commit.read_text())["metadata"]["retriever"]["bert"]
-    assert {name: bert[name] for name in numerics} == numerics
+    commits = [*(index / "commits").iterdir()]
+    assert len(commits) == 2  # As it began, and as it ended.
+    for commit in commits:
+        bert = json.loads(commit.read_text())["metadata"]["retriever"]["bert"]
+        assert {name: bert[name] for name in numerics} == numerics
 
 
 @pytest.mark.full

@@ -9,7 +9,14 @@ from realm_jax.data.documents import Document
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.evaluation import adapt_report, adaptation
-from realm_jax.evaluation.comparisons import BM25, compare_with_first
+from realm_jax.evaluation.comparisons import (
+    AFTER_REALM,
+    AFTER_WARM_START,
+    BEFORE_TRAINING,
+    BM25,
+    compare_with_first,
+    fused_name,
+)
 from tests.corpus_builder import build_corpus
 from tests.flipped import read_flipped
 
@@ -81,15 +88,15 @@ def test_queries_are_judged_by_the_best_block_of_a_document(blocks):
 
 def results(probe, before, taught, after, **others):
     """The measurement of a probe, as `measure` returns it."""
-    labels = (adaptation.BEFORE, adaptation.TAUGHT, adaptation.AFTER)
+    labels = (BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM)
     of_first = dict(zip(labels, (before, taught, after), strict=True))
     values = dict.fromkeys(adapt_report._METRICS[probe], of_first) | others
     named = {
         label: {metric: np.array(of[label]) for metric, of in values.items()}
         for label in labels
     }
-    fused = {adaptation.fused_name(label): of for label, of in named.items()}
-    baselines = {BM25: named[adaptation.BEFORE], **fused}
+    fused = {fused_name(label): of for label, of in named.items()}
+    baselines = {BM25: named[BEFORE_TRAINING], **fused}
     return {probe: compare_with_first(named, baselines)}
 
 
@@ -101,13 +108,13 @@ EITHER = [0.5, 0.1, 0.6]
 @pytest.mark.parametrize(
     ("values", "chosen"),
     [
-        ((LOW, MIDDLE, HIGH), adaptation.AFTER),
-        ((LOW, HIGH, MIDDLE), adaptation.TAUGHT),
-        ((LOW, HIGH, HIGH), adaptation.AFTER),
-        ((MIDDLE, LOW, HIGH), adaptation.AFTER),
-        ((MIDDLE, LOW, EITHER), adaptation.AFTER),
-        ((HIGH, LOW, MIDDLE), adaptation.BEFORE),
-        ((HIGH, EITHER, LOW), adaptation.BEFORE),
+        ((LOW, MIDDLE, HIGH), AFTER_REALM),
+        ((LOW, HIGH, MIDDLE), AFTER_WARM_START),
+        ((LOW, HIGH, HIGH), AFTER_REALM),
+        ((MIDDLE, LOW, HIGH), AFTER_REALM),
+        ((MIDDLE, LOW, EITHER), AFTER_REALM),
+        ((HIGH, LOW, MIDDLE), BEFORE_TRAINING),
+        ((HIGH, EITHER, LOW), BEFORE_TRAINING),
     ],
 )
 def test_the_best_one_is_exported(values, chosen):
@@ -116,15 +123,15 @@ def test_the_best_one_is_exported(values, chosen):
     assert adapt_report.decide(sentences) == chosen
     # Where there are queries, they decide.
     both = sentences | results("queries", HIGH, LOW, LOW)
-    assert adapt_report.decide(both) == adaptation.BEFORE
+    assert adapt_report.decide(both) == BEFORE_TRAINING
 
 
 def test_but_not_one_that_is_worse_by_another_metric_nor_an_unmeasured_one():
-    labels = (adaptation.BEFORE, adaptation.TAUGHT, adaptation.AFTER)
+    labels = (BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM)
     worse = dict(zip(labels, (HIGH, HIGH, LOW), strict=True))
     measured = results("queries", LOW, MIDDLE, HIGH, **{"MRR@10": worse})
-    assert adapt_report.decide(measured) == adaptation.TAUGHT
-    assert adapt_report.decide({}) == adaptation.BEFORE
+    assert adapt_report.decide(measured) == AFTER_WARM_START
+    assert adapt_report.decide({}) == BEFORE_TRAINING
 
 
 def summary_of(measured, tmp_path, **cost):
@@ -144,15 +151,15 @@ def test_three_lines_say_what_happened(tmp_path):
     assert cost == "cost: measuring 1.5 min, 2.0 GiB in the largest process"
     assert export == (
         "export: runs/my/export is the retriever after the warm start; try realm "
-        'search runs/my/warm_start "your query"'
+        'search runs/my "your query"'
     )
     _, _, export = summary_of(results("queries", LOW, LOW, HIGH), tmp_path, **spent)
     assert "after REALM; try realm search runs/my " in export
     _, _, export = summary_of(results("queries", HIGH, LOW, LOW), tmp_path, **spent)
-    assert export.endswith("the encoder as it was, for training did not improve it")
+    assert "the encoder as it was, for training did not improve it; try" in export
     gained, _, export = summary_of({}, tmp_path, **spent)
     assert "no article that was held out has two blocks" in gained
-    assert export.endswith("for nothing was measured")
+    assert "the encoder as it was, for nothing was measured; try" in export
 
 
 def test_a_damaged_report_is_none(tmp_path):

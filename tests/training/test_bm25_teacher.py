@@ -1,6 +1,7 @@
 """A query tower learns from BM25, and nothing else changes."""
 
 import dataclasses
+import shutil
 
 import bm25s
 import numpy as np
@@ -12,10 +13,13 @@ from realm_jax.data.draws import Stream, uniform
 from realm_jax.data.features import query_rows
 from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.pseudo_queries import NUM_DRAWS, pseudo_query
+from realm_jax.evaluation import adapt_report
+from realm_jax.evaluation.comparisons import AFTER_WARM_START, BEFORE_TRAINING
 from realm_jax.evaluation.export import export_retriever
 from realm_jax.evaluation.recorded import Overrides
+from realm_jax.evaluation.searching import open_retriever
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig, tie_towers
 from realm_jax.training import bm25_teacher, warm_start
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.stage import open_examples
@@ -79,7 +83,7 @@ def test_the_query_tower_alone_changes(world, encoder, taught, tmp_path):
     changed = differing(begun, trained)
     assert changed
     assert all(name.startswith("retriever/query_tower/") for name in changed)
-    assert_same_bits(bm25_teacher.as_begun(trained["retriever"]), begun["retriever"])
+    assert_same_bits(tie_towers(trained["retriever"]), begun["retriever"])
     for line in read_metrics(str(taught)):
         assert line["loss"] == pytest.approx(line["retriever_loss"])
         assert line["retriever_loss"] > 0
@@ -105,7 +109,7 @@ def test_the_teacher_is_the_encoder_with_bm25_beside_it(
     (inputs,) = inputs_of(monkeypatch, warm_start, config)
     found, (texts, own) = inputs.pairs, drawn(config, corpus)
     towers = Retriever(config.models.retriever_config(corpus.vocabulary.size))
-    begun = {"params": bm25_teacher.as_begun(params_of(taught)["retriever"])}
+    begun = {"params": tie_towers(params_of(taught)["retriever"])}
     rows = index_of(tmp_path).astype(np.float64)
     bm25 = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
     blocks = corpus.texts(np.arange(corpus.num_blocks))
@@ -136,26 +140,30 @@ def test_a_resumed_run_is_the_same(world, encoder, taught, tmp_path):
     assert_same_bits(state_of(tmp_path, 3), state_of(taught, 3))
 
 
-def test_the_encoder_that_it_began_with_is_exported_as_one_model(
+def test_where_nothing_was_gained_the_encoder_is_searched_and_exported_as_it_was(
     world, encoder, taught, tmp_path
 ):
+    """A chain that `realm adapt` has measured; its warm start is that of `taught`."""
+    shutil.copytree(taught, tmp_path / "chain" / "warm_start")
+    chain, given = str(tmp_path / "chain"), Overrides(corpus=world.corpus)
+    report = adapt_report.make_report({}, chain, {}, seconds=1, bytes=1)
     exported = {}
-    for as_begun in (False, True):
-        folder = tmp_path / str(as_begun)
-        given = Overrides(corpus=world.corpus)
-        exported[as_begun] = export_retriever(
-            str(taught), str(folder), given, as_begun=as_begun
-        )
-    assert exported == {False: ["query", "document"], True: ["."]}
+    for name, chosen in (("begun", BEFORE_TRAINING), ("taught", AFTER_WARM_START)):
+        adapt_report.write_report(chain, report | {"exported": chosen})
+        exported[name] = export_retriever(chain, str(tmp_path / name), given)
+        model, _ = open_retriever(chain, given)
+        towers = model.run.tree["retriever"]
+        is_tied = not differing(towers["query_tower"], towers["document_tower"])
+        assert is_tied is (name == "begun")
+    assert exported == {"begun": ["."], "taught": ["query", "document"]}
     published = load_file(f"{encoder[0]}/model.safetensors")
-    same_as_published = {"True": True, "False/document": True, "False/query": False}
-    for name, same in same_as_published.items():
+    same = {"begun": True, "taught/document": True, "taught/query": False}
+    for name, is_same in same.items():
         written = load_file(tmp_path / name / "model.safetensors")
         assert written.keys() <= published.keys()
         equal = [np.array_equal(written[key], published[key]) for key in written]
-        assert all(equal) is same
-    card = (tmp_path / "True" / "README.md").read_text()
-    assert 'SentenceTransformer("DIR")' in card
+        assert all(equal) is is_same
+    card = (tmp_path / "begun" / "README.md").read_text()
     assert "| training | none, it is the encoder as it was |" in card
     assert "updates" not in card
 
