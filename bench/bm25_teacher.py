@@ -1,7 +1,7 @@
 """Measures what BM25 teaches the query tower of `realm adapt`, several times.
 
     python -m bench.bm25_teacher RUN --queries queries.jsonl [--qrels test.tsv] \\
-        --work FOLDER --seeds 3 [--page docs/adapt.md --place cranfield]
+        --work FOLDER --seeds 3 [--page PAGE --place NAME]
 
 RUN is a chain that `realm adapt` has made. Its warm start is trained again for each
 seed, without the reader, below FOLDER, where what is done is not trained again. The

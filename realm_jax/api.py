@@ -196,7 +196,7 @@ def load(
 
     Args:
       model_dir: folder or gs:// of a finished run, or of a chain, whose last stage is
-        opened.
+        opened, or what `realm adapt` has chosen.
       corpus: the prepared corpus or a later version of it, or its directory; None for
         the one beside the model, or the recorded one.
       searcher: "device" (exact) or "scann"; None for the recorded one.

@@ -74,7 +74,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     if code:
         return code
     report = _measured(chain, queries, stop)
-    export = _exported(chain.root, stop)
+    export = _exported(chain.root, report["exported"], stop)
     from realm_jax.evaluation.adapt_report import summary
 
     for line in summary(report, chain.root, export):
@@ -207,17 +207,21 @@ def _largest_process() -> int:
     return 1024 * max(resource.getrusage(user).ru_maxrss for user in users)
 
 
-def _exported(root: str, stop: threading.Event) -> str:
+def _exported(root: str, chosen: str, stop: threading.Event) -> str:
     """Exports the retriever that was chosen, unless it was; returns the folder."""
+    from realm_jax.evaluation.adapt_report import STAGES_OF
+    from realm_jax.evaluation.comparisons import BEFORE_TRAINING
     from realm_jax.evaluation.export import export_retriever
     from realm_jax.evaluation.recorded import Overrides
 
     folder = os.path.join(root, EXPORT_NAME)
     if not os.path.isdir(folder):
         export_retriever(
-            root,
+            # By its own folder: a chain may have been fine-tuned since.
+            f"{root}/{STAGES_OF[chosen].name}",
             folder,
             Overrides(),
+            as_begun=chosen == BEFORE_TRAINING,
             embeddings=("npy",),
             stop=stop,
             note=Notes("adapt"),

@@ -1,17 +1,18 @@
 """Writes the models of a run for other software: the retriever, unless told otherwise.
 
 RUN is the folder of a chain, such as runs/quickstart, or of one of its models; the
-retriever is that of the last stage that is there. `SentenceTransformer(DIR).encode`
-gives its embeddings. With two towers, or after fine-tuning has changed the only one,
-DIR has two models, query/ and document/. README.md in DIR is the model card.
+retriever is that of the last stage that is there, or what `realm adapt` has chosen.
+`SentenceTransformer(DIR).encode` gives its embeddings. With two towers, or after
+fine-tuning has changed the only one, DIR has two models, query/ and document/.
+README.md in DIR is the model card.
 
 --embeddings adds the embeddings of the corpus (embeddings.npy, float32) and, a line for
 each row, their ids (ids.jsonl); --embeddings_format=parquet,faiss writes them for those
 instead. docs/use_elsewhere.md shows what can be done with them.
 
---format=realm writes the REALM classes of `transformers` instead, each in a folder, and
---format=bert the reader alone, as a BERT with its masked-LM head. docs/weights.md has
-both; `realm import-weights` reads them.
+--format=realm writes the REALM classes of `transformers` instead, of the last stage,
+each in a folder, and --format=bert the reader alone, as a BERT with its masked-LM head.
+docs/weights.md has both; `realm import-weights` reads them.
 
 Examples:
   realm export runs/quickstart/pretrain --output=exported --embeddings

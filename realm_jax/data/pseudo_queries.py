@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.normalisation import answer_tokens
+from realm_jax.data.words import word_edges
 
 QUERY_LENGTH = 40
 """Wordpieces of `[CLS] x [SEP]` at most; people ask for things in fewer."""
@@ -34,7 +35,8 @@ def pseudo_query(block: BlockText, drawn: Float[np.ndarray, " draw"]) -> str:
     piece = pieces[int(kind * len(pieces))]
     if len(answer_tokens(piece)) >= _FEWEST_WORDS:
         return piece
-    words = answer_tokens(block.body)
-    count = min(_SPAN_WORDS[int(size * len(_SPAN_WORDS))], len(words))
-    start = int(place * (len(words) - count + 1))
-    return " ".join(words[start : start + count])
+    begins = np.flatnonzero(word_edges(block.body).begins)
+    count = min(_SPAN_WORDS[int(size * len(_SPAN_WORDS))], len(begins))
+    first = int(place * (len(begins) - count + 1))
+    edges = [*begins, len(block.body)]
+    return block.body[edges[first] : edges[first + count]].rstrip()

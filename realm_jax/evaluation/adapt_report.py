@@ -4,6 +4,7 @@ It carries its crc32c: another `realm adapt` of the folder repeats what it says.
 """
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from realm_jax.manifests import require_fields, seal, unseal
 from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import PRETRAIN, WARM_START
 from realm_jax.storage import open_store
+from realm_jax.training.recorded import RecordedRun
 
 NAME = "adapt.json"
 
@@ -37,6 +39,8 @@ STAGES_OF = {
     AFTER_REALM: PRETRAIN,
 }
 """Maps what may be exported to the stage that has it, or began with it (the first)."""
+
+_log = logging.getLogger(__name__)
 
 _FIELDS = {"of": dict, "exported": str, "measured": dict, "cost": dict}
 _GIB = 1 << 30
@@ -102,6 +106,34 @@ def read_report(folder: str) -> dict[str, Any] | None:
     return report
 
 
+def chosen_of(folder: str, newest: RecordedRun) -> str | None:
+    """Returns the label of what was chosen of a chain; None if nothing was.
+
+    `newest` is the last stage of the chain. What was measured of other updates or of
+    another corpus does not count, and is warned of.
+    """
+    if newest.trained.stage != PRETRAIN.name:
+        return None
+    report = read_report(folder)
+    if report is None:
+        if open_store(folder).exists(NAME):
+            _log.warning("%s/%s is damaged, and nothing is chosen by it", folder, NAME)
+        return None
+    of, trained = report["of"], newest.trained
+    is_same = (of.get("updates"), of.get("corpus")) == (
+        newest.step,
+        trained.corpus_fingerprint,
+    )
+    if not is_same or report["exported"] not in STAGES_OF:
+        _log.warning(
+            "%s/%s is not of what %s has trained, and nothing is chosen by it; "
+            "`realm adapt` measures anew",
+            *(folder, NAME, newest.model_dir),
+        )
+        return None
+    return report["exported"]
+
+
 def write_report(folder: str, report: Mapping[str, Any]) -> None:
     """Writes adapt.json of a chain."""
     open_store(folder).write(NAME, seal(report, is_sorted=False))
@@ -114,13 +146,28 @@ def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:
     unknown = "not known, for no article that was held out has two blocks"
     what = f"the retriever {_lowered(chosen)}"
     if chosen == BEFORE_TRAINING:
-        why = "training did not improve it" if measured else "nothing was measured"
-        what = f"the encoder as it was, for {why}"
+        what = f"the encoder as it was, for {_why(measured)}"
     return [
         f"gained: {'; '.join(gained) or unknown}",
         f"cost: {', '.join(_costs(report['cost']))}",
         f'export: {export} is {what}; try realm search {folder} "your query"',
     ]
+
+
+def _why(measured: Mapping[str, Any]) -> str:
+    """Returns why the encoder is left as it was."""
+    probe = next((probe for probe in _METRICS if probe in measured), None)
+    if probe is None:
+        return "nothing was measured"
+    lost = [
+        f"{difference['metric']} {_points(change)} {_lowered(difference['after'])}"
+        for difference in measured[probe]["differences"]
+        if difference["metric"] in _METRICS[probe]
+        and (change := Interval(**difference["interval"])).high < 0.0
+    ]
+    if not lost:
+        return f"training did not improve it for the {probe}"
+    return f"training made it worse: {', '.join(lost)}, of the {probe}"
 
 
 def _gained(probe: str, comparison: Mapping[str, Any], chosen: str) -> str:

@@ -218,7 +218,7 @@ def measure(
             found[probe.name][label] = probe.measure(search, stop)
 
     first, *_, last = retrievers.values()
-    numerics, index = _numerics(last, corpus), BM25Index(corpus)
+    numerics, index = _numerics([*retrievers.values()], corpus), BM25Index(corpus)
 
     def bm25(probe: Probe, rows: range) -> Scores:
         return index.scores(probe.texts[rows.start : rows.stop])
@@ -256,17 +256,21 @@ def _fused(dense: Search, bm25: Search, probe: Probe, rows: range) -> Scores:
     return scores
 
 
-def _numerics(model: PretrainedRetriever, corpus: BlockStore) -> dict[str, str]:
-    """Returns how the index of a run was computed, as all are to be.
+def _numerics(
+    models: Sequence[PretrainedRetriever], corpus: BlockStore
+) -> dict[str, str]:
+    """Returns how the index of the last that has one was computed, as all are to be.
 
     A difference between float32 and bfloat16 would be taken for one of training, and
     rows of this index would not be those of another.
     """
-    series = model.source(corpus).series
-    if model.index_step not in series.steps():
-        return {}
-    bert = series.read_manifest(model.index_step).metadata["retriever"]["bert"]
-    return {name: bert[name] for name in ("dtype", "products")}
+    for model in reversed(models):
+        series = model.source(corpus).series
+        if model.index_step in series.steps():
+            manifest = series.read_manifest(model.index_step)
+            bert = manifest.metadata["retriever"]["bert"]
+            return {name: bert[name] for name in ("dtype", "products")}
+    return {}
 
 
 def _computed(config: RetrieverConfig, numerics: Mapping[str, str]) -> RetrieverConfig:

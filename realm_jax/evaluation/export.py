@@ -45,6 +45,7 @@ def export_retriever(
     given: Overrides,
     *,
     checkpoint: str = "last",
+    as_begun: bool = False,
     embeddings: Sequence[str] = (),
     stop: threading.Event | None = None,
     note: Callable[[str], None] = lambda text: None,
@@ -53,6 +54,7 @@ def export_retriever(
 
     The folder appears whole. `run` is as in `searching.open_retriever`, `given` what is
     not to be found, and `checkpoint` "last" or "best" of a run that is not fine-tuned.
+    `as_begun` is as in `searching.PretrainedRetriever.open`, of a model directory.
     `embeddings` are formats, of `embedding_files.FORMATS`, in which to write the
     blocks' embeddings, too; an index that is missing is made, and `note` told so.
     Returns the folders of the models, relative to `output`: "." or "query" and
@@ -64,7 +66,7 @@ def export_retriever(
     target = Path(output).expanduser().absolute()
     require_free(target)
     embedding_files.require_libraries(embeddings)
-    model, corpus, as_begun = _open(run, given, checkpoint)
+    model, corpus, as_begun = _open(run, given, checkpoint, as_begun)
     config = model.source(corpus).config
     lengths = model.models.lengths
     towers = _towers(model, corpus)
@@ -95,15 +97,19 @@ def export_retriever(
 
 
 def _open(
-    run: str, given: Overrides, checkpoint: str
+    run: str, given: Overrides, checkpoint: str, as_begun: bool
 ) -> tuple[TrainedModel, BlockStore, bool]:
     """Opens the run, a fine-tuned one together with what embedded its documents.
 
-    The last value is that of `find_retriever`.
+    The last value is whether it is the encoder that the run began with.
     """
-    recorded, as_begun = find_retriever(run)
+    recorded, is_chosen = find_retriever(run)
+    as_begun = as_begun or is_chosen
     if recorded.trained.stage != FINETUNE.name:
-        return (*open_retriever(run, given, checkpoint=checkpoint), as_begun)
+        model, corpus = open_retriever(
+            recorded, given, checkpoint=checkpoint, as_begun=as_begun
+        )
+        return model, corpus, as_begun
     config = ask_config(recorded, given)
     corpus = BlockStore.open(config.corpus)
     return open_model(config, corpus), corpus, False

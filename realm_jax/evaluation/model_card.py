@@ -74,7 +74,7 @@ def model_card(
     name = _corpus_name(run.trained.data_order["task"], corpus)
     parts = [
         f"{_HEADER}# Retriever of {name}",
-        f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
+        f"Made with realm_jax (exported by version {__version__}). Scores are inner "
         "products of the embeddings, which are "
         f"{'' if has_length_1(config) else 'not '}normalised to length 1.",
         _usage(config, two_towers),

@@ -64,15 +64,15 @@ class PretrainedRetriever(TrainedModel):
 def find_retriever(run: str) -> tuple[RecordedRun, bool]:
     """Returns the newest stage of a run, or what `realm adapt` has chosen of it.
 
-    True stands for the encoder that the stage began with.
+    A fine-tuned model comes before either. True stands for the encoder that the stage
+    began with.
     """
-    report = adapt_report.read_report(run)
-    stages, as_begun = SEARCHED, False
-    if report is not None and report["exported"] in adapt_report.STAGES_OF:
-        stages = (FINETUNE, adapt_report.STAGES_OF[report["exported"]])
-        as_begun = report["exported"] == BEFORE_TRAINING
-    recorded = find_model(run, stages)
-    return recorded, as_begun and recorded.trained.stage != FINETUNE.name
+    newest = find_model(run, SEARCHED)
+    chosen = adapt_report.chosen_of(run, newest)
+    if chosen is None:
+        return newest, False
+    stage = adapt_report.STAGES_OF[chosen]
+    return find_model(run, [stage]), chosen == BEFORE_TRAINING
 
 
 def open_retriever(
@@ -81,6 +81,7 @@ def open_retriever(
     *,
     corpus: BlockStore | None = None,
     checkpoint: str = "last",
+    as_begun: bool = False,
     option: str = "--corpus FOLDER",
 ) -> tuple[TrainedModel, BlockStore]:
     """Opens the newest stage of a run, and the corpus that it searches.
@@ -89,9 +90,10 @@ def open_retriever(
     `realm adapt` has measured it is the retriever that was chosen. `given.corpus` is
     the directory of a corpus that is open. `checkpoint` is "last" or "best": of the run
     that is opened, or, if that is fine-tuned, of the one it was fine-tuned from
-    (`given.pretrained`). `option` says in messages how a corpus is given.
+    (`given.pretrained`). `as_begun` is as in `PretrainedRetriever.open`, of a run that
+    is open. `option` says in messages how a corpus is given.
     """
-    recorded, as_begun = run, False
+    recorded = run
     if not isinstance(recorded, RecordedRun):
         recorded, as_begun = find_retriever(recorded)
     place, differs = find_corpus(

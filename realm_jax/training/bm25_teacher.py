@@ -1,17 +1,18 @@
 """The teacher of a query tower: the retriever as it was, and BM25, on pieces of text.
 
-BM25 finds the words that an encoder of general text has never seen, an encoder finds
-paraphrases, and their sum finds more than either. The query tower learns it from
-pseudo-queries. The document tower and its embeddings of the corpus stay as they are
-(docs/adapt.md).
+BM25 finds the words that an encoder of general text has never seen, and an encoder
+finds paraphrases. The query tower learns the sum of their scores from pseudo-queries.
+The document tower and its embeddings of the corpus stay as they are. docs/adapt.md says
+what that gains.
 """
 
+import dataclasses
 import threading
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.hybrid import BM25Index
@@ -23,7 +24,6 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, tie_towers
 from realm_jax.placement import local_rows, place_batch
-from realm_jax.training.question_index import FrozenIndex
 from realm_jax.training.stage import Stage
 from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start_loss import TaughtQueries
@@ -36,10 +36,11 @@ class BM25Teacher:
     """Makes the inputs of distillation: pseudo-queries, and what they are to find.
 
     A pseudo-query x is drawn from the block of each pair of a batch. It is to find the
-    blocks z that are best by f(x, z) + weight * BM25(x, z), but not its own, where f is
-    that of the towers as the run began. Both are divided by their standard deviations
-    over all blocks, and the scores of the tower that learns by that of f, so that the
-    temperature of the retriever and the length of a query do not matter.
+    blocks z that are best by f(x, z) + weight * BM25(x, z), but not its own or a copy
+    of it, where f is that of the towers as the run began. Both are divided by their
+    standard deviations over all blocks, and the scores of the tower that learns by that
+    of f, so that the temperature of the retriever and the length of a query do not
+    matter.
     """
 
     def __init__(
@@ -60,8 +61,22 @@ class BM25Teacher:
         self._weight = weight
         _require_alike(stage)
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
-        self._index = FrozenIndex(stage, stage.index_source("device", embed), stop)
-        self._index.open()
+        hashes = stage.corpus.content_hashes
+        # The number of a block's content, which its copies share.
+        self._contents = np.unique(hashes, axis=0, return_inverse=True)[1].reshape(-1)
+        others = len(hashes) - int(np.bincount(self._contents).max())
+        if not others:
+            raise BadInputError(
+                f"expected blocks of different texts in {stage.corpus.directory} with "
+                "BM25_WEIGHT, got copies of one; give more text, or set BM25_WEIGHT=0"
+            )
+        self._num_candidates = min(NUM_CANDIDATES, others)
+        source = stage.index_source("device", embed)
+        index = dataclasses.replace(source, keeps_rows=True).open_first(
+            self._retriever(), stop, resumes=stage.details is not None
+        )
+        assert index.rows is not None
+        self._rows = np.asarray(index.rows)
         self._bm25 = BM25Index(stage.corpus)
 
     def at(self, step: int) -> TaughtQueries:
@@ -75,27 +90,25 @@ class BM25Teacher:
         texts = [*map(pseudo_query, blocks, drawn)]
         length = min(config.models.lengths.query, QUERY_LENGTH)
         ids = query_rows(texts, length, stage.corpus.vocabulary)
-        queries = self._embed_queries(
-            # As the run began: the towers were alike, and one of them does not train.
-            tie_towers(stage.state.params["retriever"]),
-            place_batch(stage.mesh, ids),
-        )
+        queries = self._embed_queries(self._retriever(), place_batch(stage.mesh, ids))
         stage.stopwatch.wait_for(queries)
         with stage.stopwatch.part(Part.SEARCH):
-            rows = self._index.current.rows
-            assert rows is not None
-            dense = multihost.local_rows(queries) @ np.asarray(rows).T
+            dense = multihost.local_rows(queries) @ self._rows.T
             by_words = self._bm25.scores(texts)
             by_words[np.isinf(by_words)] = 0.0
             spread = _spread(dense)
             scores = dense / spread + self._weight * by_words / _spread(by_words)
-            scores[np.arange(len(own)), own] = -np.inf
-            found = _best(scores, min(NUM_CANDIDATES, stage.corpus.num_blocks - 1))
+            scores[self._contents == self._contents[own][:, None]] = -np.inf
+            found = _best(scores, self._num_candidates)
             return TaughtQueries(
                 query_ids=ids,
-                block_embeddings=self._index.embeddings_of(found) / spread[..., None],
+                block_embeddings=self._rows[found] / spread[..., None],
                 teacher=_softmax(np.take_along_axis(scores, found, axis=1)),
             )
+
+    def _retriever(self) -> PyTree:
+        """Returns the retriever as it began: of towers alike one does not train."""
+        return tie_towers(self._stage.state.params["retriever"])
 
 
 def _require_alike(stage: Stage[Any]) -> None:
@@ -107,10 +120,10 @@ def _require_alike(stage: Stage[Any]) -> None:
     )
     if not all(jax.tree.leaves(same)):
         raise BadInputError(
-            "expected two towers that start alike with BM25_WEIGHT, as those of "
-            "published weights do, got others; the document tower, which does not "
-            "train, is the teacher of the query tower: change WARM_START, or set "
-            "BM25_WEIGHT=0"
+            "expected two towers that start alike with BM25_WEIGHT, got others; the "
+            "document tower, which does not train, is the teacher of the query tower: "
+            'give published weights as WARM_START, with PROJECTION="pca" if they are '
+            "projected, or set BM25_WEIGHT=0"
         )
 
 

@@ -24,6 +24,7 @@ from realm_jax.evaluation.comparisons import (
     SENTENCES,
     fused_name,
 )
+from realm_jax.evaluation.searching import find_retriever
 from realm_jax.prepare.adapt_chain import Survey, require_enough
 from realm_jax.prepare.first_chain import TextSize
 from realm_jax.storage import open_store
@@ -247,7 +248,7 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     assert bm25["metrics"]["MRR@10"]["count"] == len(QUERIES)
     monkeypatch.setattr(adaptation, "measure", None)
     assert adapt._measured(chain, JUDGED, stop) == report
-    export = adapt._exported(chain.root, stop)
+    export = adapt._exported(chain.root, report["exported"], stop)
     card = (pathlib.Path(export) / "README.md").read_text()
     assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
     assert "| queries | gained after REALM, in points | nDCG@10 " in card
@@ -258,9 +259,26 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
         adapt._measured(chain, JUDGED[:3], stop)
 
 
+def test_the_chosen_one_is_opened_as_long_as_it_is_of_this_chain(chain, caplog):
+    report = adapt._measured(chain, JUDGED, threading.Event())
+    for chosen, stage in adapt_report.STAGES_OF.items():
+        adapt_report.write_report(chain.root, report | {"exported": chosen})
+        found, as_begun = find_retriever(chain.root)
+        assert found.trained.stage == stage.name
+        assert as_begun is (chosen == BEFORE_TRAINING)
+    assert not caplog.messages
+    other = {"exported": AFTER_WARM_START, "of": report["of"] | {"updates": 1}}
+    adapt_report.write_report(chain.root, report | other)
+    assert find_retriever(chain.root)[0].trained.stage == "pretrain"
+    assert "is not of what" in caplog.messages[-1]
+    pathlib.Path(chain.root, adapt_report.NAME).write_text("{")
+    assert find_retriever(chain.root)[0].trained.stage == "pretrain"
+    assert "is damaged" in caplog.messages[-1]
+
+
 def test_all_are_computed_as_the_index_of_the_builder(chain, monkeypatch):
     numerics = {"dtype": "float32", "products": "bfloat16"}
-    monkeypatch.setattr(adaptation, "_numerics", lambda model, corpus: numerics)
+    monkeypatch.setattr(adaptation, "_numerics", lambda models, corpus: numerics)
     index = pathlib.Path(chain.root, "warm_start", "index")
     shutil.rmtree(index)  # That of the chain's evaluation.
     adapt._measured(chain, [], threading.Event())

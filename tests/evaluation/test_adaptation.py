@@ -156,7 +156,12 @@ def test_three_lines_say_what_happened(tmp_path):
     _, _, export = summary_of(results("queries", LOW, LOW, HIGH), tmp_path, **spent)
     assert "after REALM; try realm search runs/my " in export
     _, _, export = summary_of(results("queries", HIGH, LOW, LOW), tmp_path, **spent)
-    assert "the encoder as it was, for training did not improve it; try" in export
+    lost = "-40.0 [-40.0, -40.0] after"
+    assert f"for training made it worse: nDCG@10 {lost} the warm start, " in export
+    assert f"MRR@10 {lost} REALM, of the queries; try realm search" in export
+    unknown = results("queries", HIGH, EITHER, EITHER)
+    _, _, export = summary_of(unknown, tmp_path, **spent)
+    assert "for training did not improve it for the queries; try" in export
     gained, _, export = summary_of({}, tmp_path, **spent)
     assert "no article that was held out has two blocks" in gained
     assert "the encoder as it was, for nothing was measured; try" in export
