@@ -128,14 +128,7 @@ class WarmStartLoss(Loss):
         documents: jax.Array | None,
     ) -> tuple[Array, Means]:
         cloze = inverse_cloze.inverse_cloze(
-            run_model(
-                self.retriever,
-                params,
-                pairs.query_ids,
-                method="embed_queries",
-                key=queries,
-                microbatches=self.microbatches,
-            ),
+            self._embed_queries(params, pairs.query_ids, queries),
             run_model(
                 self.retriever,
                 params,
@@ -160,14 +153,7 @@ class WarmStartLoss(Loss):
         self, params: PyTree, inputs: TaughtQueries, key: jax.Array | None
     ) -> tuple[Array, Means]:
         taught = distillation(
-            run_model(
-                self.retriever,
-                params,
-                inputs.query_ids,
-                method="embed_queries",
-                key=key,
-                microbatches=self.microbatches,
-            ),
+            self._embed_queries(params, inputs.query_ids, key),
             inputs.block_embeddings,
             inputs.teacher,
         )
@@ -176,6 +162,18 @@ class WarmStartLoss(Loss):
             "teacher_agreement": mean_of(taught.agreed, taught.count),
             "padding_share": padding_share(inputs.query_ids),
         }
+
+    def _embed_queries(
+        self, params: PyTree, ids: Int[Array, "batch query"], key: jax.Array | None
+    ) -> Float[Array, "batch projection"]:
+        return run_model(
+            self.retriever,
+            params,
+            ids,
+            method="embed_queries",
+            key=key,
+            microbatches=self.microbatches,
+        )
 
     def _reader_loss(
         self,
