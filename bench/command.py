@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.tables import find_place, replace_place
 from realm_jax.errors import BadInputError
@@ -70,17 +71,25 @@ def write_figures(place: str | pathlib.Path, result: Any) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def run_step(command: Sequence[object], log: pathlib.Path) -> float:
-    """Runs a command, its output appended to a file; returns its seconds."""
+class Spent(NamedTuple):
+    """What a command took: seconds, and the memory of its largest process."""
+
+    seconds: float
+    peak_gib: float
+
+
+def run_step(command: Sequence[object], log: pathlib.Path) -> Spent:
+    """Runs a command, its output appended to a file."""
     words = [str(word) for word in command]
     began = time.monotonic()
     with log.open("a") as output:
-        code = subprocess.call(words, stdout=output, stderr=subprocess.STDOUT)
-    if code:
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+    if code := os.waitstatus_to_exitcode(status):
         raise BadInputError(
             f"expected {shlex.join(words)} to succeed, got code {code}; see {log}"
         )
-    return time.monotonic() - began
+    return Spent(time.monotonic() - began, usage.ru_maxrss / 2**20)
 
 
 @contextlib.contextmanager

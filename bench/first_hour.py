@@ -60,9 +60,13 @@ def measure(
     local = [sys.executable, "-m", "tpu_launch", "local"]
     realm = str(pathlib.Path(sys.executable).parent / "realm")
     seconds = {
-        "init": run_step([realm, "init", run, f"--source={articles}", *questions], log),
-        "chain": run_step([*local, f"--gin_file={run}/chain.gin"], log),
-        "answer": run_step([realm, find[0], run, _ASKED[language], *find[1:]], log),
+        "init": run_step(
+            [realm, "init", run, f"--source={articles}", *questions], log
+        ).seconds,
+        "chain": run_step([*local, f"--gin_file={run}/chain.gin"], log).seconds,
+        "answer": run_step(
+            [realm, find[0], run, _ASKED[language], *find[1:]], log
+        ).seconds,
     }
     store, chain = BlockStore.open(run / "corpus"), (run / "chain.gin").read_text()
     row = {

@@ -11,8 +11,8 @@ its own width, without a projection:
 An encoder that is trained at its own width, normalised, is its own baseline.
 """
 
+import collections
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -72,16 +72,6 @@ class Probe:
     texts: Sequence[str]
     ids: Int[np.ndarray, "query length"]
     judge: Callable[[Scores, range], Mapping[str, np.ndarray]]
-
-    def measure(self, search: Search, stop: threading.Event) -> dict[str, np.ndarray]:
-        """Returns the metrics of what gives scores to all blocks."""
-        parts = []
-        for start in range(0, len(self.texts), _BATCH):
-            if stop.is_set():
-                raise StoppedError("stopped; what was measured is measured again")
-            rows = range(start, min(start + _BATCH, len(self.texts)))
-            parts.append(self.judge(search(self, rows), rows))
-        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
 def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
@@ -211,30 +201,19 @@ def measure(
     if not probes:
         return {}
     note(f"measuring {' and '.join(f'{len(p.texts):,} {p.name}' for p in probes)}")
-    found: dict[str, dict[str, dict[str, np.ndarray]]] = {p.name: {} for p in probes}
-
-    def add(label: str, search: Search) -> None:
-        for probe in probes:
-            found[probe.name][label] = probe.measure(search, stop)
-
+    searches: dict[str, Search] = {}
     first, *_, last = retrievers.values()
-    numerics, index = _numerics([*retrievers.values()], corpus), BM25Index(corpus)
-
-    def bm25(probe: Probe, rows: range) -> Scores:
-        return index.scores(probe.texts[rows.start : rows.stop])
-
-    add(BM25, bm25)
-    baselines = [BM25]
+    numerics = _numerics([*retrievers.values()], corpus)
     config = first.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
     if config.projected or not config.normalize:
-        baselines.append(ENCODER)
-        add(ENCODER, _without_projection(first, corpus, numerics))
+        searches[ENCODER] = _without_projection(first, corpus, numerics)
     for label, model in retrievers.items():
-        retriever = _with_index(model, corpus, numerics, stop, last.model_dir)
-        add(label, retriever)
-        add(fused_name(label), functools.partial(_fused, retriever, bm25))
-        baselines.append(fused_name(label))
+        searches[label] = dense(model, corpus, stop, numerics, [last.model_dir])
+    bm25 = BM25Index(corpus)
+    found = {probe.name: judged(probe, searches, bm25, stop) for probe in probes}
+    fused = [fused_name(label) for label in retrievers]
+    baselines = [BM25, *(label for label in searches if label == ENCODER), *fused]
     return {
         name: compare_with_first(
             {label: of[label] for label in retrievers},
@@ -244,9 +223,39 @@ def measure(
     }
 
 
-def _fused(dense: Search, bm25: Search, probe: Probe, rows: range) -> Scores:
+def judged(
+    probe: Probe,
+    searches: Mapping[str, Search],
+    bm25: BM25Index,
+    stop: threading.Event,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns metrics with a value for each text: of BM25, and of each search.
+
+    Those of a search that is fused with BM25 are under its `fused_name`.
+
+    Raises:
+      StoppedError: asked to stop.
+    """
+    parts: dict[str, list[Mapping[str, np.ndarray]]] = collections.defaultdict(list)
+    for start in range(0, len(probe.texts), _BATCH):
+        if stop.is_set():
+            raise StoppedError("stopped; what was measured is measured again")
+        rows = range(start, min(start + _BATCH, len(probe.texts)))
+        by_words = bm25.scores(probe.texts[rows.start : rows.stop])
+        scores = {label: search(probe, rows) for label, search in searches.items()}
+        fused = {
+            fused_name(label): _fused(of, by_words) for label, of in scores.items()
+        }
+        for label, of in {BM25: by_words, **scores, **fused}.items():
+            parts[label].append(probe.judge(of, rows))
+    return {
+        label: {name: np.concatenate([p[name] for p in of]) for name in of[0]}
+        for label, of in parts.items()
+    }
+
+
+def _fused(retrieved: Scores, by_words: Scores) -> Scores:
     """Returns what the blocks score if both rankings are fused, -inf beyond them."""
-    retrieved, by_words = dense(probe, rows), bm25(probe, rows)
     depth = min(DEPTH, retrieved.shape[1])
     nearest, lexical = (ranking.best_first(s, depth) for s in (retrieved, by_words))
     found = fuse(nearest, lexical, min(2 * depth, retrieved.shape[1]))
@@ -279,19 +288,27 @@ def _computed(config: RetrieverConfig, numerics: Mapping[str, str]) -> Retriever
     )
 
 
-def _with_index(
+def dense(
     model: PretrainedRetriever,
     corpus: BlockStore,
-    numerics: Mapping[str, str],
     stop: threading.Event,
-    donor: str,
+    numerics: Mapping[str, str] | None = None,
+    donors: Sequence[str] = (),
 ) -> Dense:
-    """Returns a retriever with the index of its run, which is made if it is missing."""
+    """Returns a retriever with the index of its run, which is made if it is missing.
+
+    Args:
+      numerics: settings of `BertConfig` to embed with instead of those of the run.
+      donors: model directories whose indexes may be copied from.
+
+    Raises:
+      StoppedError: asked to stop; what was embedded is kept.
+    """
     source = model.source(corpus)
     source = dataclasses.replace(
         source,
-        config=_computed(source.config, numerics),
-        donors=[donor],
+        config=_computed(source.config, numerics or {}),
+        donors=donors,
     )
     params = model.run.tree["retriever"]
     manifest = source.load_or_build(model.index_step, params, stop).manifest
