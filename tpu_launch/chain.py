@@ -157,8 +157,7 @@ class Chain:
             "weights": self.weights,
             "before": self._before(spec),
             "folder": self._folder(spec),
-            # Published weights retrieve; from nothing ICT teaches it.
-            "pairs": "" if self.weights else f"{self.name}_ict",
+            "pairs": f"{self.name}_ict" if self._has_pairs() else "",
             **{
                 stage.name: self._folder(stage) if stage.command in self.stages else ""
                 for stage in (WARM_START, PRETRAIN, FINETUNE)
@@ -170,6 +169,11 @@ class Chain:
             if _macro(f"{spec.name}/{macro}") is None and _macro(macro) is None
             if (value := template.format(**following))
         ]
+
+    def _has_pairs(self) -> bool:
+        """Published weights retrieve, and learn from pairs that are asked for."""
+        examples = _macro(f"{PREPARE.name}/EXAMPLES") or _macro("EXAMPLES") or ()
+        return not self.weights or "ict" in examples
 
     def _folder(self, spec: StageSpec) -> str:
         """Returns the model directory of a stage."""
@@ -316,10 +320,9 @@ def _run_file(spec: StageSpec) -> str:
     return f"gin/runs/{spec.name}.gin"
 
 
-def _macro(name: str) -> str | None:
-    """Returns a macro of the chain file that is a text."""
+def _macro(name: str) -> Any:
+    """Returns the value of a macro of the chain file; None if it has none."""
     try:
-        value = gin.query_parameter(f"%{name}")
+        return gin.query_parameter(f"%{name}")
     except ValueError:
         return None
-    return value if isinstance(value, str) else None

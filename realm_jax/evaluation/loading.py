@@ -20,6 +20,7 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex
+from realm_jax.models.retriever import tie_towers
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.run_record import Trained, changes
 from realm_jax.stages import FINETUNE
@@ -47,6 +48,19 @@ class FinishedRun:
     step: int
     tree: PyTree
     details: Mapping[str, Any]
+
+    @property
+    def is_taught(self) -> bool:
+        """True for a warm start whose query tower has learned from BM25."""
+        return bool(self.trained.data_order.get("bm25_weight"))
+
+    def as_begun(self) -> "FinishedRun":
+        """Returns the encoder that a warm start began with that BM25 has taught.
+
+        Its document tower still is that one.
+        """
+        tree = {**self.tree, "retriever": tie_towers(self.tree["retriever"])}
+        return dataclasses.replace(self, step=FIRST_STEP, tree=tree)
 
 
 def require_finished(

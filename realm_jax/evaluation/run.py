@@ -252,6 +252,9 @@ class _Evaluation:
         ):
             if model_dir:
                 model = self._open(model_dir, WARM_START.name)
+                if model.is_taught and not config.starting_point:
+                    begun = self._recalls.of_stage(model_dir, model.as_begun())
+                    per_question[comparisons.BEFORE_TRAINING] = begun
                 per_question[label] = self._recalls.of_stage(model_dir, model)
         masked = pretrained = None
         if config.pretrained:

@@ -1,7 +1,5 @@
 """Opens the newest stage of a run to search its corpus, fine-tuned or not."""
 
-import dataclasses
-
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation import adapt_report
 from realm_jax.evaluation.ask import AskConfig, open_model
@@ -17,8 +15,6 @@ from realm_jax.evaluation.recorded import (
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
-from realm_jax.index.source import FIRST_STEP
-from realm_jax.models.retriever import tie_towers
 from realm_jax.stages import FINETUNE
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.recorded import RecordedRun
@@ -40,24 +36,20 @@ class PretrainedRetriever(TrainedModel):
         """Reads the retriever of a finished run.
 
         `searcher` is "device", exact and the default, or "scann"; `checkpoint` is
-        "last", or "best" by held-out utility. `as_begun` is the encoder that a warm
-        start began with whose teacher was BM25; its document tower still is that one.
+        "last", or "best" by held-out utility. `as_begun` is `FinishedRun.as_begun`.
         """
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
         require_one_of("CHECKPOINT", checkpoint, Which)
         run = open_finished(recorded, recorded.trained.stage, {}, Which(checkpoint))
-        step = run.step
         if as_begun:
-            towers = tie_towers(run.tree["retriever"])
-            tree, step = {**run.tree, "retriever": towers}, FIRST_STEP
-            run = dataclasses.replace(run, tree=tree)
+            run = run.as_begun()
         return cls(
             run=run,
             models=models_of(recorded),
             searcher=searcher,
             embed=EmbedConfig(),
-            index_step=step,
+            index_step=run.step,
         )
 
 

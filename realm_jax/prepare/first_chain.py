@@ -388,8 +388,7 @@ class FirstChain:
         if self.start:
             # Without questions the corpus is all that is needed.
             return questions or [self.masks.kind]
-        pairs = [] if self.encoder else ["ict"]
-        return [*pairs, self.masks.kind, *questions]
+        return ["ict", self.masks.kind, *questions]
 
     def _finetune_steps(self) -> int:
         assert self.questions is not None

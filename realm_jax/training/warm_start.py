@@ -8,6 +8,7 @@ instead (`bm25_teacher.py`).
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -65,6 +66,8 @@ from realm_jax.training.warm_start_loss import (
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
 _SUM_TOLERANCE = 1e-6
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,8 @@ class WarmStartConfig(StageConfig):
       batch_size: sentence-block pairs per update; more make the choice harder.
       pairs_task: sentence-block pairs, for the retriever; "" trains only the reader.
       bm25_weight: above 0, the query tower learns from BM25 instead of ICT, on
-        pseudo-queries from the blocks of the pairs; see `BM25Teacher`.
+        pseudo-queries from the blocks of the pairs; see `BM25Teacher`. It has no effect
+        without `pairs_task`.
       reader_batch_size: masked sentences per update.
       mixture: the documents with which masked sentences are joined.
       score_unmasked: whether the reader also predicts wordpieces that are not masked,
@@ -162,12 +166,7 @@ class WarmStartConfig(StageConfig):
                 '(sentence-block pairs, such as "my_ict") or both, got neither; name '
                 "the examples of each model that is to be trained"
             )
-        if self.bm25_weight and not self.pairs_task:
-            raise BadInputError(
-                "expected PAIRS_TASK, from whose blocks queries are drawn, with "
-                f"BM25_WEIGHT={self.bm25_weight}, got none; give both or neither"
-            )
-        if self.bm25_weight and self.models.retriever_config(vocab_size=1).shared:
+        if self.is_taught and self.models.retriever_config(vocab_size=1).shared:
             raise BadInputError(
                 "expected two towers (SHARED_TOWERS=False) with "
                 f"BM25_WEIGHT={self.bm25_weight}, got one: the query tower learns, and "
@@ -185,14 +184,19 @@ class WarmStartConfig(StageConfig):
         return bool(self.task) and self.mixture.retrieved > 0
 
     @property
+    def is_taught(self) -> bool:
+        """True if the query tower learns from BM25."""
+        return bool(self.pairs_task) and self.bm25_weight > 0
+
+    @property
     def trains_documents(self) -> bool:
         """True if embeddings of documents change."""
-        return bool(self.pairs_task) and not self.bm25_weight
+        return bool(self.pairs_task) and not self.is_taught
 
     @property
     def index_use(self) -> IndexUse | None:
         """An index that is built once at the start, if reader or teacher use one."""
-        if not self.reads_retrieved and not self.bm25_weight:
+        if not self.reads_retrieved and not self.is_taught:
             return None
         embed = self.embed.at_length(self.models.lengths.document)
         return IndexUse(self.searcher if self.reads_retrieved else "device", embed)
@@ -215,7 +219,7 @@ class WarmStartConfig(StageConfig):
             **super().data_order(),
             "pairs_task": self.pairs_task,
             # None, as of runs that are older than this setting.
-            "bm25_weight": self.bm25_weight or None,
+            "bm25_weight": self.bm25_weight if self.is_taught else None,
             "reader_batch_size": self.reader_batch_size,
             "span_scorer": self.models.span_scorer,
             "score_unmasked": self.score_unmasked,
@@ -238,6 +242,12 @@ def run(
     is built once, in the model directory, and not refreshed; the queries of the reader
     are embedded with the live query tower.
     """
+    if config.bm25_weight and not config.is_taught:
+        _log.warning(
+            "BM25_WEIGHT=%s has no effect without PAIRS_TASK, from whose blocks it "
+            "draws queries: the retriever is not trained",
+            config.bm25_weight,
+        )
     stage = Stage(
         config.stage.name,
         config,
@@ -254,7 +264,7 @@ def run(
         if config.pairs_task:
             pairs = stage.open_examples(config.pairs_task, "train")
         teacher = None
-        if pairs is not None and config.bm25_weight:
+        if pairs is not None and config.is_taught:
             weight, embed = config.bm25_weight, config.embed
             teacher = BM25Teacher(stage, pairs, weight, embed, stop)
         reading = _Reading(stage, config, stop) if config.task else None
@@ -285,7 +295,7 @@ def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
     """Returns the model without a task, if there is one, and what BM25 leaves alone."""
     tasks = {"retriever": config.pairs_task, "reader": config.task}
     frozen = tuple(model for model, task in tasks.items() if not task)
-    return (*frozen, "retriever/document_tower") if config.bm25_weight else frozen
+    return (*frozen, "retriever/document_tower") if config.is_taught else frozen
 
 
 def make_loss(
@@ -309,7 +319,7 @@ def update_shapes(
             config.pairs_task, inverse_cloze_specs(lengths.query, lengths.document)
         )
         pairs = batch_of(InverseClozeBatch, specs, config.batch_size, mesh)
-        if config.bm25_weight:
+        if config.is_taught:
             sizes = {
                 "batch": config.batch_size,
                 "query": min(lengths.query, QUERY_LENGTH),

@@ -23,6 +23,7 @@ from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.metrics.answers import has_answer, token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
+from realm_jax.models.retriever import tie_towers
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
@@ -129,11 +130,11 @@ def asked(chain):
     return store, questions, relevant_blocks(store, questions)
 
 
-def hits_of(asked, model_dir, k):
+def hits_of(asked, model_dir, k, towers=lambda params: params):
     """Recall@k of every question by the retriever of a stage, from its parameters."""
     store, questions, relevant = asked
     config = tiny_world.models().retriever_config(store.vocabulary.size)
-    params = restore_params(open_store(model_dir)).tree["retriever"]
+    params = towers(restore_params(open_store(model_dir)).tree["retriever"])
     embeddings = embed_blocks(
         document_embedder(config), params, store, np.arange(store.num_blocks), EMBED
     )
@@ -153,6 +154,19 @@ def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, asked, repor
         for k in (1, 5, 20):
             hits = hits_of(asked, chain[1] / stage, k)
             assert row[f"recall@{k}"].mean == pytest.approx(hits.mean())
+
+
+def test_a_taught_query_tower_has_a_row_for_what_it_began_as(chain, asked, tmp_path):
+    started = tmp_path / "started"
+    shutil.copytree(chain[1] / "warm_start", started)
+    change_record(started, data_order={"bm25_weight": 0.5})
+    given = {"warm_started": str(started), "masked_task": ""}
+    data = run.run(config_of(chain, tmp_path / "out", **given), silent, NEVER)
+    assert [row.label for row in data.comparison.rows] == ROWS
+    for row, towers in zip(data.comparison.rows, (tie_towers, dict), strict=False):
+        for k in (1, 5, 20):
+            hits = hits_of(asked, started, k, towers)
+            assert row.metrics[f"recall@{k}"].mean == pytest.approx(hits.mean())
 
 
 def require_means(figure, *with_and_without):
