@@ -41,6 +41,7 @@ from bench.tables import percent, table
 from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.judgements import read_judgements
+from realm_jax.errors import BadInputError
 from realm_jax.evaluation import adaptation
 from realm_jax.evaluation.adapt_report import read_report
 from realm_jax.evaluation.comparisons import BM25, fused_name
@@ -52,7 +53,8 @@ from realm_jax.stages import PRETRAIN, WARM_START, StageSpec
 
 METRIC = "nDCG@10"
 COSTS = ("minutes", "GiB")
-UNTOUCHED, TAUGHT, REALM = "untouched", "taught", "realm"
+UNTOUCHED, TAUGHT, REALM = "before", "taught", "realm"
+PEER_UNTOUCHED = "untouched"
 PEERS = ("tsdae", "simcse", "ict", "margin_mse")
 LABELS = {
     UNTOUCHED: "the encoder as it was",
@@ -63,6 +65,8 @@ LABELS = {
     "ict": "ICT",
     "margin_mse": "GPL's loss with BM25",
 }
+# Of means: rounding may swap a few of the documents that are found.
+_TOLERANCE = 0.005
 _MAX_SENTENCES = 20_000
 _FEWEST_WORDS = 4
 _NEGATIVES = 10
@@ -94,6 +98,7 @@ def main() -> None:
         methods.append(REALM)
     if flags.encoder:
         methods += PEERS
+        bench.require_same_start()
     found: dict[str, list[Row]] = {method: [] for method in methods}
     for seed, method in itertools.product(range(flags.seeds), methods):
         if seed == 0 or method not in (UNTOUCHED, REALM):
@@ -122,6 +127,8 @@ class Bench:
         self._run: str = flags.run
         self._work: pathlib.Path = flags.work
         self._flags = flags
+        names = ("run", "queries", "qrels", "encoder", "minutes")
+        self._of_flags = {name: getattr(flags, name) for name in names}
         self._work.mkdir(parents=True, exist_ok=True)
         self.corpus = BlockStore.open(f"{flags.run}/corpus")
         texts = self.corpus.texts(np.arange(self.corpus.num_blocks))
@@ -234,6 +241,18 @@ class Bench:
         row = self._figures(search, spent["minutes"], spent["peak_gib"])
         place.unlink()
         return row
+
+    def require_same_start(self) -> None:
+        """Requires that peers begin with the encoder that `realm adapt` began with."""
+        ours, theirs = (
+            np.mean(self.row(method, 0)["values"])
+            for method in (UNTOUCHED, PEER_UNTOUCHED)
+        )
+        if abs(ours - theirs) > _TOLERANCE:
+            raise BadInputError(
+                f"expected --encoder to be what {self._run} began with, of {METRIC} "
+                f"{ours:.3f}, got one of {theirs:.3f}; give the same folder"
+            )
 
     def _case(self) -> pathlib.Path:
         """Writes what the peers read, once."""

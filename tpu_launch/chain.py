@@ -171,9 +171,19 @@ class Chain:
         ]
 
     def _has_pairs(self) -> bool:
-        """Published weights retrieve, and learn from pairs that are asked for."""
-        examples = _macro(f"{PREPARE.name}/EXAMPLES") or _macro("EXAMPLES") or ()
-        return not self.weights or "ict" in examples
+        """Tells whether the warm start trains the retriever, on pairs of the corpus.
+
+        From nothing ICT teaches it. Published weights retrieve, and learn from BM25
+        where that is asked for and `prepare` makes the pairs, as its EXAMPLES say.
+        """
+        if not self.weights:
+            return True
+        weight, examples = (
+            _macro(f"{spec.name}/{name}") or _macro(name)
+            for spec, name in ((WARM_START, "BM25_WEIGHT"), (PREPARE, "EXAMPLES"))
+        )
+        named = {"ict", f"{self.name}_ict"}
+        return bool(weight and isinstance(examples, list) and named & set(examples))
 
     def _folder(self, spec: StageSpec) -> str:
         """Returns the model directory of a stage."""

@@ -3,7 +3,9 @@
 
     python -m bench.peers.adapt_torch tsdae CASE --minutes 4 --output FILE.npz
 
-Loss, batch and rate are those of the published recipes:
+Loss, batch and rate are those of the examples of sentence-transformers, and for ICT,
+which has none, those of its other contrasts of pairs. An encoder without `modules.json`
+is the mean of its features, of length 1, as `realm adapt` takes it.
 
 - `untouched` trains nothing.
 - `tsdae` restores a sentence without 60 % of its words (Wang et al. 2021).
@@ -31,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sentence_transformers import InputExample, SentenceTransformer, losses
+from sentence_transformers import InputExample, SentenceTransformer, losses, models
 
 _DELETED = 0.6
 _KEPT_SENTENCE = 0.1
@@ -124,7 +126,7 @@ def margin_mse(case: Case, encoder: str) -> Recipe:
     texts = [case.sentences[i][1] for i in few]
     own = [case.blocks[case.sentences[i][0]] for i in few]
     others = [case.blocks[negatives["blocks"][i, 0]] for i in few]
-    model = SentenceTransformer(encoder, device="cpu")
+    model = open_encoder(case.folder / "encoder")
     x, right, wrong = (np.asarray(model.encode(t)) for t in (texts, own, others))
     spread = np.std((x * (right - wrong)).sum(axis=1))
     negatives["margins"] *= spread / negatives["margins"][list(few), 0].std()
@@ -157,10 +159,23 @@ class Drawn(torch.utils.data.Dataset):
         return self._recipe.example(number, self._drawn)
 
 
+def open_encoder(folder: pathlib.Path) -> SentenceTransformer:
+    """Opens the encoder of a case."""
+    model = SentenceTransformer(str(folder), device="cpu")
+    if not (folder / "modules.json").exists():
+        model.append(models.Normalize())
+    return model
+
+
 def train(
-    model: SentenceTransformer, case: Case, recipe: Recipe, updates: int, seed: int
+    model: SentenceTransformer,
+    loss: torch.nn.Module,
+    case: Case,
+    recipe: Recipe,
+    updates: int,
+    seed: int,
 ) -> None:
-    """Trains a model in place."""
+    """Trains a model in place by a loss of it."""
     drawn = Drawn(recipe, len(case.sentences), seed)
     batches = torch.utils.data.DataLoader(
         drawn,
@@ -170,7 +185,7 @@ def train(
         generator=torch.Generator().manual_seed(seed),
     )
     model.fit(
-        train_objectives=[(batches, recipe.loss(model))],
+        train_objectives=[(batches, loss)],
         epochs=1,
         steps_per_epoch=updates,
         scheduler=recipe.scheduler,
@@ -186,9 +201,10 @@ def updates_in(
 ) -> int:
     """Returns how many updates take so much processor time, by a few of a copy."""
     copied = copy.deepcopy(model)
-    train(copied, case, recipe, 2, seed=0)
+    loss = recipe.loss(copied)
+    train(copied, loss, case, recipe, 2, seed=0)
     began = time.process_time()
-    train(copied, case, recipe, _TIMED_UPDATES, seed=0)
+    train(copied, loss, case, recipe, _TIMED_UPDATES, seed=0)
     each = (time.process_time() - began) / _TIMED_UPDATES
     return max(1, round(seconds / each))
 
@@ -207,15 +223,16 @@ def main() -> None:
     torch.manual_seed(flags.seed)
     case = read_case(flags.case)
     encoder = str(flags.case / "encoder")
-    model = SentenceTransformer(encoder, device="cpu")
+    model = open_encoder(flags.case / "encoder")
     updates, seconds = 0, 0.0
     if flags.method != "untouched":
         recipe = RECIPES[flags.method](case, encoder)
         budget = 60 * flags.minutes * flags.threads
         updates = updates_in(model, case, recipe, budget)
         torch.manual_seed(flags.seed)
+        loss = recipe.loss(model)
         began = time.process_time()
-        train(model, case, recipe, updates, flags.seed)
+        train(model, loss, case, recipe, updates, flags.seed)
         seconds = (time.process_time() - began) / flags.threads
     blocks, queries = (
         np.asarray(model.encode(texts, batch_size=32, show_progress_bar=False))

@@ -1,10 +1,11 @@
 """Measures the results of each stage and writes report.html and report.json.
 
-Recall@1, @5, @20 and @100 after the warm start, after REALM and after fine-tuning,
-beside random blocks and BM25; exact match and F1, also by topic and by what training
-had seen; where questions are lost, and the calibration of p(y|x); masked spans with
-retrieval against the null document alone; curves, examples with their sources, and what
-each stage recorded of its settings; every mean with its 95 % bootstrap interval.
+Recall@1, @5, @20 and @100 after the warm start, after REALM and after fine-tuning, and
+before a warm start with BM25_WEIGHT, beside random blocks and BM25; exact match and F1,
+also by topic and by what training had seen; where questions are lost, and the
+calibration of p(y|x); masked spans with retrieval against the null document alone;
+curves, examples with their sources, and what each stage recorded of its settings; every
+mean with its 95 % bootstrap interval.
 predictions.jsonl has an answer for every question, by its id, with its scores;
 `realm compare` puts two of them side by side. With FOLLOW it measures again whenever
 the corpus has a later version, or a stage has ended with a later checkpoint, until

@@ -55,10 +55,7 @@ class FinishedRun:
         return bool(self.trained.data_order.get("bm25_weight"))
 
     def as_begun(self) -> "FinishedRun":
-        """Returns the encoder that a warm start began with that BM25 has taught.
-
-        Its document tower still is that one.
-        """
+        """Returns a taught warm start with its query tower as it began."""
         tree = {**self.tree, "retriever": tie_towers(self.tree["retriever"])}
         return dataclasses.replace(self, step=FIRST_STEP, tree=tree)
 

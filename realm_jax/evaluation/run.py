@@ -95,7 +95,8 @@ class EvaluateConfig:
       warm_started: model directory of the warm start, or "".
       pretrained: model directory of pre-training, or "".
       starting_point: model directory of a warm start that did not train the retriever,
-        or "".
+        or whose query tower BM25 has taught, which then is as it began; or "". By
+        default `warm_started`, if BM25 has taught it.
       control_warm_started: model directory of the control's warm start, which was
         continued for the duration of REALM, or "".
       control_finetuned: model directory of the control's fine-tuning, which was
@@ -246,16 +247,19 @@ class _Evaluation:
         config = self._config
         self._require_comparable()
         per_question: dict[str, Values] = {}
-        for label, model_dir in (
-            (comparisons.BEFORE_TRAINING, config.starting_point),
-            (comparisons.AFTER_WARM_START, config.warm_started),
+        taught = started = None
+        if config.warm_started:
+            taught = self._open(config.warm_started, WARM_START.name)
+        if config.starting_point:
+            started = self._open_starting_point()
+        elif taught is not None and taught.is_taught:
+            started = taught.as_begun()
+        for label, model in (
+            (comparisons.BEFORE_TRAINING, started),
+            (comparisons.AFTER_WARM_START, taught),
         ):
-            if model_dir:
-                model = self._open(model_dir, WARM_START.name)
-                if model.is_taught and not config.starting_point:
-                    begun = self._recalls.of_stage(model_dir, model.as_begun())
-                    per_question[comparisons.BEFORE_TRAINING] = begun
-                per_question[label] = self._recalls.of_stage(model_dir, model)
+            if model is not None:
+                per_question[label] = self._recalls.of_stage(model.model_dir, model)
         masked = pretrained = None
         if config.pretrained:
             which = Which(config.pretrained_checkpoint)
@@ -393,9 +397,8 @@ class _Evaluation:
         return found
 
     def _found_before_training(self) -> np.ndarray:
-        place = self._config.starting_point
-        model = self._open(place, WARM_START.name)
-        searcher = self._recalls.index(place, model)
+        model = self._open_starting_point()
+        searcher = self._recalls.index(model.model_dir, model)
         retriever = model.tree["retriever"]
         k = self._config.finetuned.num_read
         found = search_questions(
@@ -453,6 +456,10 @@ class _Evaluation:
         """Returns the last or the best parameters of a finished stage."""
         self._tick()
         return open_finished(model_dir, stage, self._wanted(), checkpoint)
+
+    def _open_starting_point(self) -> FinishedRun:
+        model = self._open(self._config.starting_point, WARM_START.name)
+        return model.as_begun() if model.is_taught else model
 
     def _wanted(self, models: ModelFactory | None = None) -> dict[str, Any]:
         """Returns what runs must be of; questions may have another padded length."""

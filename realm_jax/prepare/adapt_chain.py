@@ -17,8 +17,11 @@ _HELD_OUT = 200
 # As many updates as an index on two cores takes, and a tenth of them to warm up.
 _REFRESH_PERIOD = 40
 _WARMUP_STEPS = 5
-# Pieces of the text that an update of BM25's teaching draws (docs/adapt.md).
+# Chosen on Cranfield (docs/adapt.md): the weight, queries of an update, and a share of
+# the reader's rate.
+_BM25_WEIGHT = 0.5
 _QUERIES = 32
+_RETRIEVER_RATE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +105,12 @@ class AdaptChain(FirstChain):
         yield from super().settings()
         yield ""
         yield "# The query tower learns from BM25 (docs/adapt.md)."
+        yield f'warm_start/PAIRS_TASK = "{self.name}_ict"'
+        yield f"warm_start/BM25_WEIGHT = {_BM25_WEIGHT}"
         yield f"warm_start/BATCH_SIZE = {_QUERIES}"
+        yield f"warm_start/RETRIEVER_RATE = {_RETRIEVER_RATE}"
+        yield 'warm_start/CLIP = "per_model"'
+        yield ""
         yield f"pretrain/TRAIN_STEPS = {self.updates}"
         yield f"pretrain/REFRESH_PERIOD = {min(self.updates, _REFRESH_PERIOD)}"
         yield f"pretrain/WARMUP_STEPS = {min(self.updates, _WARMUP_STEPS)}"
@@ -114,6 +122,9 @@ class AdaptChain(FirstChain):
         others.remove(questions)
         found = [text, *self.survey.description(), *others]
         return [line.removesuffix(" (--masks gives others)") for line in found]
+
+    def _examples(self) -> list[str]:
+        return ["ict", self.masks.kind]
 
     def _model(self) -> str:
         assert self.encoder is not None

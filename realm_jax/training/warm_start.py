@@ -214,9 +214,11 @@ class WarmStartConfig(StageConfig):
 
     def data_order(self) -> dict[str, Any]:
         """Returns what fixes the examples of each update, for both models."""
-        mixture = self.mixture
+        mixture, order = self.mixture, super().data_order()
+        if not self.pairs_task:
+            del order["batch_size"]  # Of pairs; a chain file may have come to set it.
         return {
-            **super().data_order(),
+            **order,
             "pairs_task": self.pairs_task,
             # None, as of runs that are older than this setting.
             "bm25_weight": self.bm25_weight if self.is_taught else None,
@@ -245,7 +247,7 @@ def run(
     if config.bm25_weight and not config.is_taught:
         _log.warning(
             "BM25_WEIGHT=%s has no effect without PAIRS_TASK, from whose blocks it "
-            "draws queries: the retriever is not trained",
+            "draws queries: the retriever is not trained; name some, or set it to 0",
             config.bm25_weight,
         )
     stage = Stage(

@@ -163,6 +163,9 @@ def test_a_taught_query_tower_has_a_row_for_what_it_began_as(chain, asked, tmp_p
     given = {"warm_started": str(started), "masked_task": ""}
     data = run.run(config_of(chain, tmp_path / "out", **given), silent, NEVER)
     assert [row.label for row in data.comparison.rows] == ROWS
+    given["starting_point"] = str(started)
+    named = run.run(config_of(chain, tmp_path / "named", **given), silent, NEVER)
+    assert named.comparison.rows == data.comparison.rows
     for row, towers in zip(data.comparison.rows, (tie_towers, dict), strict=False):
         for k in (1, 5, 20):
             hits = hits_of(asked, started, k, towers)

@@ -61,6 +61,9 @@ def test_a_setting_reaches_the_stages_that_read_it_or_is_refused():
         # As chain files of earlier versions have it, whose retriever was not trained.
         (['prepare/EXAMPLES=["salient"]'], ""),
         (['prepare/EXAMPLES=["salient"]', "WEIGHTS="], "vital_ict"),
+        (['prepare/EXAMPLES=["vital_ict", "salient"]'], "vital_ict"),
+        # ICT would make encoders worse that retrieve already.
+        (["warm_start/BM25_WEIGHT=0.0"], ""),
         (["warm_start/PAIRS_TASK=other"], "other"),
     ],
 )
