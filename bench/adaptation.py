@@ -72,7 +72,8 @@ _FEWEST_WORDS = 4
 _NEGATIVES = 10
 
 Row = dict[str, Any]
-"""`METRIC` of each query as "values", "fused" with BM25, and of "bm25"; and `COSTS`."""
+"""`METRIC` of each query as "values", "fused" with BM25, and of "bm25"; `COSTS`; and
+"of", the flags that it depends on."""
 
 
 def main() -> None:
@@ -85,7 +86,9 @@ def main() -> None:
     parser.add_argument("--work", required=True, type=pathlib.Path, help="for the runs")
     parser.add_argument("--seeds", type=int, default=3, help="how often to train")
     parser.add_argument("--minutes", type=float, default=4.0, help="for a peer")
-    parser.add_argument("--peers", type=pathlib.Path, default=PEERS_PYTHON)
+    parser.add_argument(
+        "--peers", type=pathlib.Path, default=PEERS_PYTHON, help="their Python"
+    )
     parser.add_argument("--place", default="", help="which of the page's tables it is")
     flags = parser.parse_args()
     name = "-".join(filter(None, ["adaptation", flags.place]))
@@ -128,7 +131,7 @@ class Bench:
         self._work: pathlib.Path = flags.work
         self._flags = flags
         names = ("run", "queries", "qrels", "encoder", "minutes")
-        self._of_flags = {name: getattr(flags, name) for name in names}
+        self._of = {name: getattr(flags, name) for name in names}
         self._work.mkdir(parents=True, exist_ok=True)
         self.corpus = BlockStore.open(f"{flags.run}/corpus")
         texts = self.corpus.texts(np.arange(self.corpus.num_blocks))
@@ -150,8 +153,14 @@ class Bench:
                 REALM: self._realm,
             }
             row = made[method](seed) if method in made else self._peer(method, seed)
-            write_figures(place, row)
-        return json.loads(place.read_text())
+            write_figures(place, {**row, "of": self._of})
+        row = json.loads(place.read_text())
+        if row["of"] != self._of:
+            raise BadInputError(
+                f"expected figures of {self._of} in {place}, got those of {row['of']}; "
+                "give another --work"
+            )
+        return row
 
     def table(self, found: Mapping[str, Sequence[Row]]) -> str:
         """Returns the table of all rows."""
@@ -185,21 +194,21 @@ class Bench:
         values = {name: found[label][METRIC].tolist() for name, label in rows.items()}
         return {**values, **dict(zip(COSTS, (minutes, gib), strict=True))}
 
-    def _of(self, model: PretrainedRetriever, minutes: float, gib: float) -> Row:
+    def _searched(self, model: PretrainedRetriever, minutes: float, gib: float) -> Row:
         search = adaptation.dense(model, self.corpus, threading.Event())
         return self._figures(search, minutes, gib)
 
     def _untouched(self, seed: int) -> Row:
         del seed
         run = find_model(self._run, [WARM_START])
-        return self._of(PretrainedRetriever.open(run, as_begun=True), 0.0, 0.0)
+        return self._searched(PretrainedRetriever.open(run, as_begun=True), 0.0, 0.0)
 
     def _realm(self, seed: int) -> Row:
         """Measures the chain itself; the reader's warm start is in its minutes."""
         del seed
         run = find_model(self._run, [PRETRAIN])
         cost = (read_report(self._run) or {"cost": {"bytes": 0}})["cost"]
-        return self._of(
+        return self._searched(
             PretrainedRetriever.open(run),
             sum(minutes_of(self._run, stage) for stage in (WARM_START, PRETRAIN)),
             cost["bytes"] / 2**30,
@@ -220,7 +229,7 @@ class Bench:
         ]
         spent = run_step(command, folder.with_suffix(".log"))
         model = PretrainedRetriever.open(find_model(str(folder), [WARM_START]))
-        return self._of(model, minutes_of(folder, WARM_START), spent.peak_gib)
+        return self._searched(model, minutes_of(folder, WARM_START), spent.peak_gib)
 
     def _peer(self, method: str, seed: int) -> Row:
         """Trains and embeds with sentence-transformers."""

@@ -69,9 +69,7 @@ NUM_READ = 5
 
 prepare/EXAMPLES = ["salient", "ict", "questions"]
 
-# ICT, of MiniLM's retriever at a rate for models that were pre-trained, 2e-5.
-warm_start/BM25_WEIGHT = 0.0
-warm_start/CLIP = "joint"
+# MiniLM's retriever at a rate for models that were pre-trained, 2e-5.
 warm_start/BATCH_SIZE = 16
 warm_start/RETRIEVER_RATE = 0.04
 warm_start/TRAIN_STEPS = {warm_start}

@@ -216,9 +216,6 @@ def test_the_control_is_the_quickstart_without_realm():
             "warm_start": "runs/quickstart/warm_start",
             "train_steps": control["warm-start"][1]["train_steps"],
             "seed": 1,
-            # Neither trains the query tower any further.
-            "pairs_task": "",
-            "bm25_weight": 0.0,
         },
         "finetune": {
             "model_dir": "runs/quickstart_control/finetune",

@@ -157,7 +157,8 @@ class Chain:
             "weights": self.weights,
             "before": self._before(spec),
             "folder": self._folder(spec),
-            "pairs": f"{self.name}_ict" if self._has_pairs() else "",
+            # Published weights retrieve; from nothing ICT teaches it.
+            "pairs": "" if self.weights else f"{self.name}_ict",
             **{
                 stage.name: self._folder(stage) if stage.command in self.stages else ""
                 for stage in (WARM_START, PRETRAIN, FINETUNE)
@@ -169,21 +170,6 @@ class Chain:
             if _macro(f"{spec.name}/{macro}") is None and _macro(macro) is None
             if (value := template.format(**following))
         ]
-
-    def _has_pairs(self) -> bool:
-        """Tells whether the warm start trains the retriever, on pairs of the corpus.
-
-        From nothing ICT teaches it. Published weights retrieve, and learn from BM25
-        where that is asked for and `prepare` makes the pairs, as its EXAMPLES say.
-        """
-        if not self.weights:
-            return True
-        weight, examples = (
-            _macro(f"{spec.name}/{name}") or _macro(name)
-            for spec, name in ((WARM_START, "BM25_WEIGHT"), (PREPARE, "EXAMPLES"))
-        )
-        named = {"ict", f"{self.name}_ict"}
-        return bool(weight and isinstance(examples, list) and named & set(examples))
 
     def _folder(self, spec: StageSpec) -> str:
         """Returns the model directory of a stage."""
@@ -330,9 +316,10 @@ def _run_file(spec: StageSpec) -> str:
     return f"gin/runs/{spec.name}.gin"
 
 
-def _macro(name: str) -> Any:
-    """Returns the value of a macro of the chain file; None if it has none."""
+def _macro(name: str) -> str | None:
+    """Returns a macro of the chain file that is a text."""
     try:
-        return gin.query_parameter(f"%{name}")
+        value = gin.query_parameter(f"%{name}")
     except ValueError:
         return None
+    return value if isinstance(value, str) else None

@@ -1,6 +1,6 @@
 """Writes a chain file for a text of yours, with sizes that fit text and machine.
 
-The chain prepares the text, starts retriever and reader, trains both together,
+The chain prepares the text, teaches a reader, trains retriever and reader together,
 fine-tunes on your questions and measures the result. Without questions it ends before
 fine-tuning, with a retriever for `realm search`. Questions without a split get one:
 70 % train, 10 % dev, 20 % test.
@@ -37,12 +37,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
     from realm_jax.data.tokenizer_files import load_vocabulary
     from realm_jax.prepare import first_chain
-    from realm_jax.prepare.text_sample import (
-        TextSample,
-        choose_masks,
-        has_pairs,
-        require_pairs,
-    )
+    from realm_jax.prepare.text_sample import TextSample, choose_masks, require_pairs
 
     flags = _parser().parse_args(argv)
     folder = pathlib.Path(flags.folder)
@@ -87,7 +82,6 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         encoder=encoder,
         start=start,
         fit=fit,
-        has_pairs=has_pairs(sample),
     )
     folder.mkdir(parents=True, exist_ok=True)
     if questions and questions.are_new:

@@ -234,8 +234,6 @@ class FirstChain:
       start: a model to go on from instead, or None.
       fit: how well the vocabulary of `encoder` or `start` fits the text; if there are
         neither, that of weights which were passed over for it, or None.
-      has_pairs: whether sentences can be paired with their blocks, from which BM25
-        teaches a retriever.
     """
 
     root: str
@@ -247,7 +245,6 @@ class FirstChain:
     encoder: EncoderStart | None = None
     start: TrainedModel | None = None
     fit: VocabularyFit | None = None
-    has_pairs: bool = True
 
     def __post_init__(self):
         if self.questions is None:
@@ -364,9 +361,6 @@ class FirstChain:
                 if setting != "evaluate/MASKED_TASK" or self.questions:
                     yield f'{setting} = "{self.name}_{self.masks.kind}"'
         yield f"prepare/EXAMPLES = {json.dumps(self._examples())}"
-        if self.encoder and not self.has_pairs:
-            yield "# A document of one short sentence has no pairs to learn from."
-            yield "warm_start/BM25_WEIGHT = 0.0"
         if self.questions is None:
             return
         if not self.questions.count("dev"):
@@ -394,7 +388,7 @@ class FirstChain:
         if self.start:
             # Without questions the corpus is all that is needed.
             return questions or [self.masks.kind]
-        pairs = ["ict"] if self.has_pairs else []
+        pairs = [] if self.encoder else ["ict"]
         return [*pairs, self.masks.kind, *questions]
 
     def _finetune_steps(self) -> int:

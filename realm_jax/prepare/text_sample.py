@@ -173,18 +173,13 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
     )
 
 
-def has_pairs(sample: TextSample) -> bool:
-    """Returns whether sentences can be paired with their blocks, as for ICT."""
+def require_pairs(sample: TextSample) -> None:
+    """Requires that sentences can be paired with their blocks (inverse cloze task)."""
     passages = itertools.chain.from_iterable(map(_passages, sample.documents))
-    return any(
+    if not any(
         len(passage.sentences) > 1 or len(passage.text) >= _DIVISIBLE
         for passage in passages
-    )
-
-
-def require_pairs(sample: TextSample) -> None:
-    """Requires `has_pairs`, without which a retriever cannot start from nothing."""
-    if not has_pairs(sample):
+    ):
         raise BadInputError(
             "expected documents of several sentences, or of long ones, got single "
             "short sentences, which a retriever cannot be warmed up on; give longer "

@@ -8,7 +8,6 @@ instead (`bm25_teacher.py`).
 
 import contextlib
 import dataclasses
-import logging
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -66,8 +65,6 @@ from realm_jax.training.warm_start_loss import (
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
 _SUM_TOLERANCE = 1e-6
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +130,7 @@ class WarmStartConfig(StageConfig):
       batch_size: sentence-block pairs per update; more make the choice harder.
       pairs_task: sentence-block pairs, for the retriever; "" trains only the reader.
       bm25_weight: above 0, the query tower learns from BM25 instead of ICT, on
-        pseudo-queries from the blocks of the pairs; see `BM25Teacher`. It has no effect
-        without `pairs_task`.
+        pseudo-queries from the blocks of the pairs; see `BM25Teacher`.
       reader_batch_size: masked sentences per update.
       mixture: the documents with which masked sentences are joined.
       score_unmasked: whether the reader also predicts wordpieces that are not masked,
@@ -166,7 +162,12 @@ class WarmStartConfig(StageConfig):
                 '(sentence-block pairs, such as "my_ict") or both, got neither; name '
                 "the examples of each model that is to be trained"
             )
-        if self.is_taught and self.models.retriever_config(vocab_size=1).shared:
+        if self.bm25_weight and not self.pairs_task:
+            raise BadInputError(
+                "expected PAIRS_TASK, from whose blocks queries are drawn, with "
+                f"BM25_WEIGHT={self.bm25_weight}, got none; give both or neither"
+            )
+        if self.bm25_weight and self.models.retriever_config(vocab_size=1).shared:
             raise BadInputError(
                 "expected two towers (SHARED_TOWERS=False) with "
                 f"BM25_WEIGHT={self.bm25_weight}, got one: the query tower learns, and "
@@ -184,19 +185,14 @@ class WarmStartConfig(StageConfig):
         return bool(self.task) and self.mixture.retrieved > 0
 
     @property
-    def is_taught(self) -> bool:
-        """True if the query tower learns from BM25."""
-        return bool(self.pairs_task) and self.bm25_weight > 0
-
-    @property
     def trains_documents(self) -> bool:
         """True if embeddings of documents change."""
-        return bool(self.pairs_task) and not self.is_taught
+        return bool(self.pairs_task) and not self.bm25_weight
 
     @property
     def index_use(self) -> IndexUse | None:
         """An index that is built once at the start, if reader or teacher use one."""
-        if not self.reads_retrieved and not self.is_taught:
+        if not self.reads_retrieved and not self.bm25_weight:
             return None
         embed = self.embed.at_length(self.models.lengths.document)
         return IndexUse(self.searcher if self.reads_retrieved else "device", embed)
@@ -214,14 +210,12 @@ class WarmStartConfig(StageConfig):
 
     def data_order(self) -> dict[str, Any]:
         """Returns what fixes the examples of each update, for both models."""
-        mixture, order = self.mixture, super().data_order()
-        if not self.pairs_task:
-            del order["batch_size"]  # Of pairs; a chain file may have come to set it.
+        mixture = self.mixture
         return {
-            **order,
+            **super().data_order(),
             "pairs_task": self.pairs_task,
             # None, as of runs that are older than this setting.
-            "bm25_weight": self.bm25_weight if self.is_taught else None,
+            "bm25_weight": self.bm25_weight or None,
             "reader_batch_size": self.reader_batch_size,
             "span_scorer": self.models.span_scorer,
             "score_unmasked": self.score_unmasked,
@@ -244,12 +238,6 @@ def run(
     is built once, in the model directory, and not refreshed; the queries of the reader
     are embedded with the live query tower.
     """
-    if config.bm25_weight and not config.is_taught:
-        _log.warning(
-            "BM25_WEIGHT=%s has no effect without PAIRS_TASK, from whose blocks it "
-            "draws queries: the retriever is not trained; name some, or set it to 0",
-            config.bm25_weight,
-        )
     stage = Stage(
         config.stage.name,
         config,
@@ -266,7 +254,7 @@ def run(
         if config.pairs_task:
             pairs = stage.open_examples(config.pairs_task, "train")
         teacher = None
-        if pairs is not None and config.is_taught:
+        if pairs is not None and config.bm25_weight:
             weight, embed = config.bm25_weight, config.embed
             teacher = BM25Teacher(stage, pairs, weight, embed, stop)
         reading = _Reading(stage, config, stop) if config.task else None
@@ -297,7 +285,7 @@ def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
     """Returns the model without a task, if there is one, and what BM25 leaves alone."""
     tasks = {"retriever": config.pairs_task, "reader": config.task}
     frozen = tuple(model for model, task in tasks.items() if not task)
-    return (*frozen, "retriever/document_tower") if config.is_taught else frozen
+    return (*frozen, "retriever/document_tower") if config.bm25_weight else frozen
 
 
 def make_loss(
@@ -321,7 +309,7 @@ def update_shapes(
             config.pairs_task, inverse_cloze_specs(lengths.query, lengths.document)
         )
         pairs = batch_of(InverseClozeBatch, specs, config.batch_size, mesh)
-        if config.is_taught:
+        if config.bm25_weight:
             sizes = {
                 "batch": config.batch_size,
                 "query": min(lengths.query, QUERY_LENGTH),

@@ -54,25 +54,6 @@ def test_a_setting_reaches_the_stages_that_read_it_or_is_refused():
             commands(binding)
 
 
-@pytest.mark.parametrize(
-    ("bindings", "pairs"),
-    [
-        ([], "vital_ict"),
-        # As chain files of earlier versions have it, whose retriever was not trained.
-        (['prepare/EXAMPLES=["salient"]'], ""),
-        (['prepare/EXAMPLES=["salient"]', "WEIGHTS="], "vital_ict"),
-        (['prepare/EXAMPLES=["vital_ict", "salient"]'], "vital_ict"),
-        # ICT would make encoders worse that retrieve already.
-        (["warm_start/BM25_WEIGHT=0.0"], ""),
-        (["warm_start/PAIRS_TASK=other"], "other"),
-    ],
-)
-def test_a_retriever_that_has_weights_learns_from_pairs_that_are_made(bindings, pairs):
-    chain = commands(*bindings)
-    warm_start = next(s for s in chain.stages if s.command == "warm-start")
-    assert chain.configure(warm_start).pairs_task == pairs
-
-
 @pytest.fixture
 def run_roles(tmp_path, monkeypatch):
     """Runs both roles as told; a trainer that is not runs until it is over."""

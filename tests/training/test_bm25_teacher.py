@@ -22,7 +22,6 @@ from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
-from tests.records import change_record
 from tests.refused import refused
 from tests.tiny_encoder import write_bert
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
@@ -192,21 +191,9 @@ def test_the_reader_may_start_beside_it(world, encoder, tmp_path):
         assert 0 < line["padding_share"] < 1
 
 
-def test_without_pairs_it_has_no_effect(world, encoder, tmp_path, caplog):
-    """As in a chain file of an earlier version, that includes today's quickstart."""
-    for weight in (WEIGHT, 0.0):
-        folder = tmp_path / str(weight)
-        given = {"bm25_weight": weight, "task": "stated", "pairs_task": ""}
-        config = config_of(world, encoder, folder, **given)
-        assert warm_start.run(config, silent, NEVER)
-        # As of 4096, where the run file said nothing of pairs.
-        change_record(folder, data_order={"batch_size": 4096})
-        assert warm_start.run(config, silent, NEVER)
-    assert "no effect without PAIRS_TASK" in caplog.text
-    assert_same_bits(params_of(tmp_path / "0.5"), params_of(tmp_path / "0.0"))
-
-
 def test_refused(world, encoder, tmp_path):
+    with refused("PAIRS_TASK"):
+        config_of(world, encoder, tmp_path, task="stated", pairs_task="")
     with refused("SHARED_TOWERS=False"):
         config_of(world, encoder, tmp_path, models=tiny_world.models(shared=True))
     with refused("bm25_weight"):

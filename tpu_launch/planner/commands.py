@@ -252,7 +252,7 @@ def _host(
     elif use is not None and use.is_in_step:
         share = -(-rows // setting.num_hosts)
         lines.append(Line("index while it is loaded", share, Unit.BYTES, "its share"))
-    if isinstance(config, WarmStartConfig) and config.is_taught:
+    if isinstance(config, WarmStartConfig) and config.bm25_weight:
         lines.append(Line("embeddings beside BM25", rows, Unit.BYTES, "of every block"))
     if isinstance(config, FinetuneConfig) and not config.index_in_state:
         size, note = rows, "at most"
