@@ -140,8 +140,8 @@ class Bench:
         )
         self._bm25 = BM25Index(self.corpus)
         model = PretrainedRetriever.open(find_model(flags.run, [WARM_START]))
-        length = model.models.lengths.query
-        self._probe = adaptation.queries_probe(self.corpus, self._queries, length)
+        self._length = model.models.lengths.query
+        self._probe = adaptation.queries_probe(self.corpus, self._queries, self._length)
 
     def row(self, method: str, seed: int) -> Row:
         """Returns the figures of a method, which are in a file if it has been run."""
@@ -284,11 +284,16 @@ class Bench:
         for name, rows in (
             ("blocks", [(block.title, block.body) for block in blocks]),
             ("sentences", sentences),
-            ("queries", [query.text for query in self._queries]),
+            ("queries", [self._as_read(query.text) for query in self._queries]),
         ):
             lines = "".join(f"{json.dumps(row)}\n" for row in rows)
             (case / f"{name}.jsonl").write_text(lines)
         return case
+
+    def _as_read(self, query: str) -> str:
+        """Returns what the towers read of a query, without what they cut."""
+        pieces = self.corpus.vocabulary.encode(query).offsets[: self._length - 2]
+        return query[: pieces[-1, 1]]
 
     def _negatives(
         self, sentences: Sequence[tuple[int, str]]
