@@ -27,8 +27,7 @@ from bench.command import command_line, make_parser, publish, reporting
 from bench.index_corpus import read_questions
 from bench.machine import machine, today
 from bench.tables import table
-from realm_jax.answering.reader import Answerer
-from realm_jax.answering.spans import Spans
+from realm_jax.answering.reader import Answerer, Spans
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError

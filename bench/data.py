@@ -44,9 +44,8 @@ from realm_jax.data.store_files import require_sound
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import update_corpus
-from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
+from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks, tagger_by_name
 from realm_jax.prepare.scratch import Workers
-from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.prepare.update_corpus import UpdateConfig
 from realm_jax.storage import file_stat
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bench.index_embeddings import EmbeddingFiles
-from realm_jax.index.scann_tuning import share_found, tree_shape
+from realm_jax.index.scann_searcher import share_found, tree_shape
 
 K = 8
 DEVICE_SEARCHERS = ("device float32", "device bfloat16", "device int8")

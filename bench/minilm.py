@@ -15,12 +15,12 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import Restored, restore_params
+from realm_jax.training.index_metrics import HeldOutQuestions
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import Lengths
 
 LENGTHS = Lengths(query=64, document=96, joined=112)

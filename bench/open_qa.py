@@ -28,8 +28,8 @@ from typing import Any
 from bench.command import command_line, make_parser, publish, reporting, run_step
 from bench.machine import machine, today
 from bench.tables import table
+from realm_jax.data.documents import TRAIN
 from realm_jax.data.questions import Question, records_of, write_questions
-from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.answer_errors import Outcome
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
@@ -45,13 +45,13 @@ from realm_jax.evaluation.comparisons import (
     RANDOM_BLOCKS,
     recall_name,
 )
+from realm_jax.evaluation.open_qa import Baseline
 from realm_jax.evaluation.report import JSON_NAME
 from realm_jax.evaluation.run import (
     BASELINE_PREDICTIONS_NAME,
     CONTROL_PREDICTIONS_NAME,
     RECALL_AT,
 )
-from realm_jax.evaluation.same_reader import Baseline
 from realm_jax.prepare.open_qa.sets import DEV, is_dev
 from realm_jax.stages import EVALUATE
 

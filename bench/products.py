@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bench.minilm import LENGTHS, models
-from realm_jax import chips
+from realm_jax import hardware
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 
 OPERANDS = ("float32", "bfloat16")
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     repetitions = parser.parse_args().repetitions
     made = {operands: make_passes(operands) for operands in OPERANDS}
-    chosen = OPERANDS[chips.multiplies_bfloat16()]
+    chosen = OPERANDS[hardware.multiplies_bfloat16()]
     print(f'products="auto" is {chosen} here; medians of {repetitions}, seconds')
     for name in ("forward", "with gradient"):
         seconds: dict[str, list[float]] = {operands: [] for operands in OPERANDS}

@@ -52,11 +52,11 @@ from realm_jax.metrics.retrieval import (
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.index_metrics import HeldOutQuestions
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK
 
 RECALL_AT = (1, 5, 20)

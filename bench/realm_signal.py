@@ -33,8 +33,8 @@ from bench.minilm import LENGTHS, fill_in, held_out_questions, models, restored
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
+from realm_jax.index.candidates import own_candidates
 from realm_jax.index.embed import document_embedder, embed_blocks, query_embedder
-from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import make_searcher
 from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert

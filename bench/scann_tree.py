@@ -19,8 +19,7 @@ from bench.index_embeddings import invent
 from bench.index_search import exact_neighbours
 from bench.machine import machine, today
 from bench.tables import table
-from realm_jax.index.scann_searcher import _import_scann_pybind
-from realm_jax.index.scann_tuning import share_found
+from realm_jax.index.scann_searcher import _import_scann_pybind, share_found
 
 _SHARES = (0.05, 0.1, 0.15, 0.2)
 _RESCORED, _K = 100, 8

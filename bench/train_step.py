@@ -55,8 +55,7 @@ from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
-from realm_jax.training.packed_lengths import choose_packed_lengths
-from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.training.packed_updates import PackedLengths, choose_packed_lengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step

@@ -28,8 +28,8 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import LIBTPU_FLAGS
 from realm_jax.ranges import require_ranges, whole
 from realm_jax.rendezvous import meet, reminders, split_address
 

@@ -103,7 +103,7 @@ class QuestionBatch:
       answer_patterns: the code points of each answer that is a regular expression, 0
         where unused; None in a set without patterns. The host matches them in the text.
       answer_texts: the code points of each answer in `answer_ids` as
-        `data/normalisation.py` normalises it, 0 where unused or longer than the axis.
+        `data/words.py` normalises it, 0 where unused or longer than the axis.
         The host compares them with what has the same wordpieces, as wordpieces can
         lack accents and vowel signs. None: wordpieces decide.
     """

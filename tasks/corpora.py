@@ -24,10 +24,9 @@ from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
+from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks, tagger_by_name
 from realm_jax.prepare.corpus_tasks import require_vocabulary
 from realm_jax.prepare.seqio_tasks import register_corpus
-from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import seqio
 
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.prepare.open_qa.sets import JSON_LINES, read_set
-from realm_jax.prepare.open_qa.sources import Source
+from realm_jax.prepare.open_qa.sets import JSON_LINES, Source, read_set
 from realm_jax.prepare.seqio_tasks import register_question_task
 from tasks.closed_book import register_closed_book
 

@@ -1,4 +1,4 @@
-from realm_jax import chips
+from realm_jax import hardware
 
 
 def test_chips_are_found_by_what_jax_calls_them():
@@ -11,20 +11,20 @@ def test_chips_are_found_by_what_jax_calls_them():
         "NVIDIA H100 80GB HBM3": "h100",
         "NVIDIA A100-SXM4-80GB": "a100",
     }.items():
-        assert chips.find(kind) is chips.CHIPS[name]
-    assert chips.find("cpu") is chips.find("TPU v99") is None
+        assert hardware.find_chip(kind) is hardware.CHIPS[name]
+    assert hardware.find_chip("cpu") is hardware.find_chip("TPU v99") is None
 
 
 def test_a_slice_of_the_papers_size_has_the_published_peak():
     """REALM trained on 64 cores of TPU v3: 32 chips of 123 TFLOP/s."""
-    chip = chips.CHIPS["v3"]
+    chip = hardware.CHIPS["v3"]
     assert 64 * chip.peak_flops == 32 * 123e12
     assert chip.devices * chip.memory == 32 << 30
 
 
 def test_bfloat16_products_pay_where_they_were_seen_to(tmp_path):
     """A Xeon without AMX was chosen by its flag once, and took 1.3 times as long."""
-    assert not chips.multiplies_bfloat16(str(tmp_path / "absent"))
+    assert not hardware.multiplies_bfloat16(str(tmp_path / "absent"))
     for number, (vendor, flags, faster) in enumerate(
         (
             ("AuthenticAMD", "avx512f avx512_bf16", True),
@@ -35,4 +35,4 @@ def test_bfloat16_products_pay_where_they_were_seen_to(tmp_path):
     ):
         path = tmp_path / str(number)
         path.write_text(f"vendor_id\t: {vendor}\nflags\t\t: {flags}\n")
-        assert chips.multiplies_bfloat16(str(path)) is faster, (vendor, flags)
+        assert hardware.multiplies_bfloat16(str(path)) is faster, (vendor, flags)

@@ -15,7 +15,7 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 # Higher may import lower and its own, never the other way round.
 LAYERS = (
     (
-        *("attempts", "axes", "chips", "errors", "extras", "hardware", "manifests"),
+        *("axes", "errors", "extras", "hardware", "manifests"),
         *(
             "multihost",
             "placement",

@@ -9,9 +9,9 @@ import gin
 import pytest
 
 from realm_jax import run_record
-from realm_jax.attempts import Attempt
 from realm_jax.cli.main import main
 from realm_jax.errors import BadInputError
+from realm_jax.run_record import Attempt
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from realm_jax.training import recorded, warm_start

@@ -45,7 +45,7 @@ import gzip, pathlib, sys, tempfile
 
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
-from realm_jax.prepare.taggers import tagger_by_name
+from realm_jax.prepare.blocks import tagger_by_name
 
 path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl.gz")
 path.write_bytes(gzip.compress(b'{"title": "Rhine", "text": "A river."}'))

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from realm_jax.cli import activation, configuration, rematerialization
+from realm_jax.cli import bert_settings, configuration
 from realm_jax.data.corpus_size import CorpusSize, of_corpus
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
@@ -140,14 +140,14 @@ def plan_command(
     stage = STAGES[command]
     size = made.size(stage, config)
     if stage.trains or stage in (EVALUATE, ASK):
-        config = activation.follow_weights(config, made.activation)
+        config = bert_settings.follow_weights(config, made.activation)
     if stage.trains:
         made.models[config.model_dir] = config.models
     hardware = configuration.configured_if_bound(HardwareConfig)
     if stage in (BUILD_INDEX, EVALUATE, ASK):
         # They have no backward pass, so there is no memory by which to choose.
-        rematerialization.require_decided()
-    chooses_remat = stage.trains and rematerialization.is_undecided()
+        bert_settings.require_decided_remat()
+    chooses_remat = stage.trains and bert_settings.remat_is_undecided()
     setting = Setting(size, hardware, compiles, say, chooses_remat)
     if stage is not BUILD_INDEX:
         return commands.PLANS[command](command, config, setting)

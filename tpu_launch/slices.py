@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 
-from realm_jax.chips import CHIPS, Chip
 from realm_jax.errors import BadInputError
-from realm_jax.hardware import CPU, HardwareConfig
+from realm_jax.hardware import CHIPS, CPU, Chip, HardwareConfig
 
 _GPUS = ("a100", "h100", "h200")
 _GIB = 1 << 30

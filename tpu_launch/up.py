@@ -30,7 +30,7 @@ from typing import Any
 
 from rich.console import Console
 
-from realm_jax.cli import configuration, rematerialization
+from realm_jax.cli import bert_settings, configuration
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.hardware import HardwareConfig, LaunchConfig
 from realm_jax.stages import BUILD_INDEX, STAGES, StageSpec
@@ -164,7 +164,7 @@ def _launchable(stage: StageSpec) -> Any:
             "expected MODEL_DIR on gs://BUCKET, where slices meet, got "
             f"{config.model_dir!r}; give one, or run on this machine with `local`"
         )
-    rematerialization.require_decided()
+    bert_settings.require_decided_remat()
     return config
 
 

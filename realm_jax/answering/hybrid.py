@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.normalisation import answer_tokens
+from realm_jax.data.words import answer_tokens
 from realm_jax.types import NULL_BLOCK, Neighbours
 
 DEPTH = 1000

@@ -1,7 +1,10 @@
-"""Finds the blocks of a corpus that are nearest to a text, by an index of them."""
+"""Finds the blocks of a corpus that are nearest to a text, by an index of them.
+
+Questions of like length are searched for together, in batches of a few shapes.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -9,7 +12,6 @@ from jaxtyping import Float, Int, PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.answers import Document
-from realm_jax.answering.batches import batches_by_length, fill
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_rows
 from realm_jax.index.embed import query_embedder
@@ -80,7 +82,7 @@ class CorpusSearch:
       params: {"retriever": ...}, and what else the model has.
       lengths: padded lengths, as in training.
       batch_size: questions that are searched at once; batches with fewer are padded, so
-        that one shape is compiled for each padded length (`batches.py`).
+        that one shape is compiled for each padded length (`search.py`).
     """
 
     retriever: RetrieverConfig
@@ -138,3 +140,37 @@ class CorpusSearch:
             )
             for i, text in zip(found, texts, strict=True)
         ]
+
+
+_PARTS = 4
+_MULTIPLE = 8
+
+
+def padded_lengths(longest: int) -> list[int]:
+    """Returns the lengths that rows are padded to: quarters of the longest, ascending.
+
+    Each is compiled once; more of them would save little padding.
+    """
+    quarters = (-(-longest * part // _PARTS) for part in range(1, _PARTS + 1))
+    return sorted({min(q + -q % _MULTIPLE, longest) for q in quarters})
+
+
+def batches_by_length(
+    lengths: Int[np.ndarray, " row"], longest: int, batch_size: int
+) -> Iterator[tuple[Int[np.ndarray, " some"], int]]:
+    """Yields the rows of each batch, at most `batch_size`, and their padded length.
+
+    That length depends on the row alone, so that what is computed of a row does not
+    depend on the rows beside it. No row is longer than `longest`.
+    """
+    padded = np.array(padded_lengths(longest))
+    chosen = padded[np.searchsorted(padded, lengths)]
+    for length in np.unique(chosen):
+        rows = np.flatnonzero(chosen == length)
+        for start in range(0, len(rows), batch_size):
+            yield rows[start : start + batch_size], int(length)
+
+
+def fill(rows: Int[np.ndarray, " some"], count: int) -> Int[np.ndarray, " row"]:
+    """Repeats the last row until there are `count`, as one shape is compiled."""
+    return np.pad(rows, (0, count - len(rows)), mode="edge")

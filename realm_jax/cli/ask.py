@@ -36,7 +36,7 @@ from rich.table import Table
 from rich.text import Text
 
 from realm_jax.answering.answers import Answer, ReadDocument
-from realm_jax.cli import activation, configuration, recorded_run, rematerialization
+from realm_jax.cli import bert_settings, configuration, recorded_run
 from realm_jax.cli.standard_input import Notes, each_line, is_terminal
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask, recorded
@@ -52,8 +52,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     if flags.run:
         config, questions = _recorded(flags), flags.questions
     else:
-        config = activation.follow_weights(configuration.configured(ask.AskConfig))
-        rematerialization.require_decided()
+        config = bert_settings.follow_weights(configuration.configured(ask.AskConfig))
+        bert_settings.require_decided_remat()
         questions = [config.question] if config.question else []
     show = _print_json if flags.json else _Screen(echo=len(questions) != 1)
     if config.port:

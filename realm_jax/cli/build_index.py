@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from gin import operative_config_str
 
 from realm_jax import multihost, ranges
-from realm_jax.attempts import Attempt
 from realm_jax.cli import configuration, model_dir
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
+from realm_jax.run_record import Attempt
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import gin
 
 from realm_jax.cli import reach, renamed, values
-from realm_jax.cli.settings_help import settings_help
+from realm_jax.cli.reach import settings_help
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES, StageSpec
 

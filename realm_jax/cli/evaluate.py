@@ -43,15 +43,9 @@ from typing import TYPE_CHECKING
 from gin import operative_config_str
 
 from realm_jax import multihost
-from realm_jax.attempts import Attempt
-from realm_jax.cli import (
-    activation,
-    configuration,
-    model_dir,
-    recorded_run,
-    rematerialization,
-)
+from realm_jax.cli import bert_settings, configuration, model_dir, recorded_run
 from realm_jax.cli.progress import StageProgress
+from realm_jax.run_record import Attempt
 
 if TYPE_CHECKING:
     from realm_jax.evaluation.run import EvaluateConfig
@@ -69,8 +63,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig), stop)
     if not flags.run:
         config = configuration.configured(run.EvaluateConfig)
-        config = activation.follow_weights(config)
-        rematerialization.require_decided()
+        config = bert_settings.follow_weights(config)
+        bert_settings.require_decided_remat()
     with StageProgress("evaluate", stop) as progress:
         if flags.run:
             config = _recorded(flags, progress.note)

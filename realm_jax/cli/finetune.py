@@ -19,7 +19,7 @@ from realm_jax.cli.stages import run_stage
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.cli.builder_watch import watched_builder
+    from realm_jax.cli.stages import watched_builder
     from realm_jax.training import finetune
 
     return run_stage(

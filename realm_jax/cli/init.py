@@ -22,7 +22,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from realm_jax.cli import configuration, encoder_flags
+from realm_jax.cli import configuration, recorded_run
 from realm_jax.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 CHAIN_NAME = "chain.gin"
 # Layers and width of the model that gin/runs/quickstart.gin trains.
 _MINILM_SIZE = (6, 384)
+
+
+_SETTINGS = ("width", "query_prompt", "document_prompt")
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
@@ -52,7 +55,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     masks = choose_masks(sample, text.validation_fraction, flags.masks)
     questions = flags.questions and first_chain.Questions.read(flags.questions)
     start = _trained_model(flags.start) if flags.start else None
-    encoder = None if start else encoder_flags.read_start(flags)
+    encoder = None if start else read_start(flags)
     file = encoder.vocabulary_file if encoder else start and start.vocabulary
     fit = None
     if file:
@@ -149,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default="", help="of the corpus; by default that of the folder"
     )
-    encoder_flags.add(
+    add_encoder_flags(
         parser,
         "by default MiniLM's, if `make data` has fetched it; '' for none",
     )
@@ -167,3 +170,46 @@ def corpus_name(folder: pathlib.Path) -> str:
     """Returns the folder's name as that of a corpus."""
     name = re.sub(r"\W+", "_", folder.resolve().name).strip("_").lower()
     return name if name and not name[0].isdigit() else f"corpus_{name}"
+
+
+if TYPE_CHECKING:
+    from realm_jax.prepare.encoder_start import EncoderStart
+
+
+def add_encoder_flags(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds the options to a parser; `default` says what starts without --weights."""
+    parser.add_argument(
+        "--weights",
+        metavar="FOLDER",
+        help="the encoder to start with: a BERT, alone or in the layout of "
+        f"sentence-transformers; {default}",
+    )
+    parser.add_argument(
+        "--width",
+        type=recorded_run.whole_number,
+        metavar="N",
+        help="features of an embedding; by default the encoder's own, or 128 of a BERT "
+        "alone. Fewer than the encoder has are their principal components",
+    )
+    for kind, example in (("query", "query: "), ("document", "passage: ")):
+        parser.add_argument(
+            f"--{kind}_prompt",
+            metavar="TEXT",
+            help=f"what the encoder reads in front of each {kind}, such as '{example}' "
+            "of e5; by default what its folder says",
+        )
+
+
+def read_start(flags: argparse.Namespace) -> "EncoderStart | None":
+    """Reads the encoder that the options name, or MiniLM; None without either."""
+    from realm_jax.prepare.encoder_start import EncoderStart, find_weights
+
+    given = {name: getattr(flags, name) for name in _SETTINGS}
+    if folder := find_weights(flags.weights):
+        return EncoderStart.read(folder, **given)
+    for name, value in given.items():
+        if value is not None:
+            raise BadInputError(
+                f"expected --weights=FOLDER beside --{name}, got none; give an encoder"
+            )
+    return None

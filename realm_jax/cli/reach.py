@@ -1,17 +1,25 @@
-"""Finds the settings of gin's configuration that a command reads.
+"""Finds and describes the settings that a command reads.
 
 Gin binds whatever it is told to: a macro that no setting reads any more, or a setting
 in a scope that nothing uses, changes nothing and is no error. What is read can be told
 without running anything: from the classes that a command configures, by the references
 in their bindings.
+
+What a setting means stands in the docstring of the dataclass that has it, and nowhere
+else; the run file gives it a short name and a value.
 """
 
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
 
-from realm_jax.stages import STAGES
+from realm_jax.stages import STAGES, StageSpec
 
 _MACRO = "gin.macro"
 _EVERY_PROCESS = ("realm_jax.multihost.HostsConfig",)
@@ -27,6 +35,11 @@ _PLANNER = (
     "realm_jax.training.initialization.ModelFactory",
 )
 _OURS = ("realm_jax.", "tpu_launch.")
+
+
+_WIDTH = 80
+
+_ENTRY = re.compile(r"^  (\w+): (.*(?:\n   .*)*)", re.MULTILINE)
 
 
 class Setting(NamedTuple):
@@ -170,3 +183,65 @@ def _read_from(roots: Sequence[str]) -> set[Setting]:
                 inner = tuple(reference.scopes) or scope
                 pending.append((inner, reference.configurable.selector))
     return found
+
+
+# What a command line can say, and not an object.
+_PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+def settings_help(spec: StageSpec) -> str:
+    """Returns the settings of a stage: name, value in its run file, and meaning."""
+    gin.clear_config(clear_constants=True)
+    gin.parse_config_file(f"runs/{spec.name}.gin")
+    bound = dict(settings())
+    lines = ["Settings, --gin.NAME=VALUE:"]
+    for setting, value in bound.items():
+        if setting.is_macro:
+            lines += _described(setting.scope, _shown(value), _doc(spec, setting))
+    for selector in spec.configs:
+        config = class_of(selector)
+        docs = field_docs(config)
+        for field in dataclasses.fields(config):
+            is_bound = Setting("", selector, field.name) in bound
+            is_plain = isinstance(field.default, _PLAIN)
+            if field.name in docs and not is_bound and is_plain:
+                name = field.name.upper()
+                lines += _described(name, _shown(field.default), docs[field.name])
+    return "\n".join(lines)
+
+
+def field_docs(config: type) -> dict[str, str]:
+    """Returns what the docstrings of a class and its bases say of each attribute."""
+    found: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        _, _, attributes = text.partition("\nAttributes:\n")
+        for name, doc in _ENTRY.findall(attributes):
+            found[name] = " ".join(doc.split())
+    return found
+
+
+def _doc(spec: StageSpec, macro: Setting) -> str:
+    """Returns the docstring of what a macro sets, of the stage's own where it can."""
+    own = field_docs(class_of(spec.config))
+    all_readers = readers(macro.scope)
+    for reader in all_readers:
+        if reader.selector == spec.config:
+            return own[reader.parameter]
+    if macro.scope.lower() in own:
+        return own[macro.scope.lower()]
+    return field_docs(class_of(all_readers[0].selector))[all_readers[0].parameter]
+
+
+def _described(name: str, value: str, doc: str) -> Iterator[str]:
+    yield f"  {name}{value}"
+    yield from textwrap.wrap(
+        doc, _WIDTH, initial_indent="      ", subsequent_indent="      "
+    )
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as gin files have it."""
+    if repr(value) == "%gin.REQUIRED":
+        return " (required)"
+    return f" = {json.dumps(value) if isinstance(value, str) else repr(value)}"

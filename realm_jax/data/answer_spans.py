@@ -18,7 +18,7 @@ For patterns there is one rule, `metrics.answers.has_pattern`. ORQA's own is loo
 span is any run of the answer's wordpieces, a block any text with the answer's
 characters in it.
 
-Both compare spellings as `normalisation.py` makes them, so that what is labelled as
+Both compare spellings as `words.py` makes them, so that what is labelled as
 right counts as right.
 """
 
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.data.normalisation import canonical_text
+from realm_jax.data.words import canonical_text
 
 
 def answer_starts(

@@ -1,7 +1,9 @@
 """Chooses the examples of each update, as a function of the seed and the step alone.
 
 A resumed run therefore sees the examples that an uninterrupted one would have seen, and
-each host of a job determines its part of a batch without communication.
+each host of a job determines its part of a batch without communication. The same holds
+for other random numbers that an update depends on (`uniform`), which are functions of
+the seed, the step and a stream.
 """
 
 import enum
@@ -9,7 +11,7 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Int, Int64, UInt64
+from jaxtyping import Float, Int, Int64, UInt64
 
 
 class Spans(enum.Enum):
@@ -121,3 +123,21 @@ def _mixed(bits: UInt64[np.ndarray, " batch"]) -> UInt64[np.ndarray, " batch"]:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
+
+
+class Stream(enum.IntEnum):
+    """What numbers of the same seed and step are drawn for."""
+
+    DOCUMENTS = 1
+    UNMASKED = 2
+    PSEUDO_QUERIES = 3
+
+
+def uniform(
+    stream: Stream, seed: int, step: int, *shape: int
+) -> Float[np.ndarray, "..."]:
+    """Returns numbers in [0, 1), the first of which do not depend on their number."""
+    # Raw bits, which NumPy guarantees to keep from version to version.
+    bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, stream])
+    drawn = bits.random_raw(int(np.prod(shape))) >> np.uint64(11)
+    return (drawn * 2.0**-53).reshape(shape)

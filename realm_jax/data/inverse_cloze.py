@@ -9,6 +9,7 @@ import numpy as np
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.chunking import divide
+from realm_jax.data.documents import stable_uniform
 from realm_jax.data.features import Example, FeatureSpecs, int32, pieces_of_sentence
 from realm_jax.data.layout import document_inputs, query_inputs, without_parts
 from realm_jax.data.references import (
@@ -19,7 +20,6 @@ from realm_jax.data.references import (
     find_sentences,
     read_blocks,
 )
-from realm_jax.data.splits import stable_uniform
 from realm_jax.data.wordpiece import Encoding
 from realm_jax.errors import BadInputError
 

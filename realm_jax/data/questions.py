@@ -19,9 +19,9 @@ from realm_jax.data.features import (
     query_row,
     stack,
 )
-from realm_jax.data.normalisation import normalise_answer, normalise_title
 from realm_jax.data.records import answers_field, json_object, read_text, text_field
 from realm_jax.data.wordpiece import WordPiece
+from realm_jax.data.words import normalise_answer, normalise_title
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 

@@ -37,7 +37,7 @@ from realm_jax.evaluation.comparisons import (
 from realm_jax.evaluation.searching import PretrainedRetriever
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.manifest import EMBEDDINGS
-from realm_jax.metrics import ranking
+from realm_jax.metrics import retrieval
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
 from realm_jax.training.projection import document_features, unprojected
 from realm_jax.training.stage import open_examples
@@ -90,7 +90,7 @@ def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
     copies = [_copies(corpus, int(own[i])) for i in kept]
 
     def judge(scores: Scores, of: range) -> dict[str, np.ndarray]:
-        ranks = ranking.rank_of_best(
+        ranks = retrieval.rank_of_best(
             scores, relevant[of.start : of.stop], copies[of.start : of.stop]
         )
         return {
@@ -152,13 +152,15 @@ def queries_probe(
     ]
 
     def judge(scores: Scores, of: range) -> dict[str, np.ndarray]:
-        documents = ranking.best_of_groups(scores, document_of)
-        found = ranking.best_first(documents, max(_QUERY_RECALLS))
+        documents = retrieval.best_of_groups(scores, document_of)
+        found = retrieval.best_first(documents, max(_QUERY_RECALLS))
         some = judged[of.start : of.stop]
         return {
-            "nDCG@10": ranking.ndcg(found, some, 10),
-            "MRR@10": ranking.reciprocal_rank(found, some, 10),
-            **{recall_name(k): ranking.recall(found, some, k) for k in _QUERY_RECALLS},
+            "nDCG@10": retrieval.ndcg(found, some, 10),
+            "MRR@10": retrieval.reciprocal_rank(found, some, 10),
+            **{
+                recall_name(k): retrieval.recall(found, some, k) for k in _QUERY_RECALLS
+            },
         }
 
     vocabulary = corpus.vocabulary
@@ -257,7 +259,7 @@ def judged(
 def _fused(retrieved: Scores, by_words: Scores) -> Scores:
     """Returns what the blocks score if both rankings are fused, -inf beyond them."""
     depth = min(DEPTH, retrieved.shape[1])
-    nearest, lexical = (ranking.best_first(s, depth) for s in (retrieved, by_words))
+    nearest, lexical = (retrieval.best_first(s, depth) for s in (retrieved, by_words))
     found = fuse(nearest, lexical, min(2 * depth, retrieved.shape[1]))
     scores = np.full(retrieved.shape, -np.inf, np.float32)
     for row, ids, of_ids in zip(scores, found.ids, found.scores, strict=True):

@@ -15,8 +15,8 @@ from jaxtyping import Int
 
 from realm_jax.answering.answers import Answer
 from realm_jax.data.examples import Examples
-from realm_jax.data.normalisation import normalise_answer
 from realm_jax.data.questions import MAX_ANSWER_TEXT, Question, decode_texts
+from realm_jax.data.words import normalise_answer
 from realm_jax.evaluation.comparisons import ComparisonRow, rows_of_groups
 from realm_jax.metrics.retrieval import Interval, bootstrap_interval
 

@@ -12,8 +12,8 @@ from jaxtyping import PyTree
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.documents import TRAIN
 from realm_jax.data.examples import Examples
-from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError
 from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig

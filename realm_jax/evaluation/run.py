@@ -30,7 +30,6 @@ from realm_jax.evaluation.answer_errors import (
     by_overlap,
     training_overlap,
 )
-from realm_jax.evaluation.baselines import baseline_recalls
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
@@ -40,17 +39,22 @@ from realm_jax.evaluation.loading import (
     require_finished,
     wanted_of,
 )
-from realm_jax.evaluation.masked_spans import masked_examples
 from realm_jax.evaluation.open_qa import (
+    Baseline,
     OpenQaEvaluation,
+    SameReader,
     evaluate_open_qa,
     predictions_as_lines,
     sample_answers,
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData, recorded_stages
-from realm_jax.evaluation.same_reader import Baseline, SameReader
-from realm_jax.evaluation.stage_recalls import StageRecalls, Values
+from realm_jax.evaluation.stage_results import (
+    StageRecalls,
+    Values,
+    baseline_recalls,
+    masked_examples,
+)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import KnownRows
 from realm_jax.index.searchers import SEARCHERS, Searcher
@@ -64,13 +68,13 @@ from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
+from realm_jax.training.index_metrics import HeldOutQuestions
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.stage import open_examples
 from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.state import count_parameters
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
 BASELINE_PREDICTIONS_NAME = "predictions_{}.jsonl"

@@ -19,12 +19,15 @@ from realm_jax.data.answer_spans import (
     pattern_spans,
 )
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.normalisation import normalise_answer
 from realm_jax.data.questions import decode_patterns, decode_texts
-from realm_jax.data.words import PieceEdges, continues_word, piece_edges
+from realm_jax.data.words import (
+    PieceEdges,
+    continues_word,
+    normalise_answer,
+    piece_edges,
+)
 from realm_jax.errors import BadInputError
-from realm_jax.metrics.answers import compile_patterns, has_pattern
-from realm_jax.metrics.pattern_bound import bounded
+from realm_jax.metrics.answers import bounded, compile_patterns, has_pattern
 from realm_jax.types import NULL_BLOCK, Array, Candidates, QuestionBatch
 
 # Judgements by patterns that are cached, over all questions: 160 MiB.

@@ -14,8 +14,12 @@ from jaxtyping import Float
 
 from realm_jax import ranges
 from realm_jax.index.manifest import Manifest
-from realm_jax.index.scann_searcher import LowRecallError, ScannConfig, ScannSearcher
-from realm_jax.index.scann_tuning import share_found
+from realm_jax.index.scann_searcher import (
+    LowRecallError,
+    ScannConfig,
+    ScannSearcher,
+    share_found,
+)
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import SnapshotSeries

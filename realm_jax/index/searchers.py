@@ -24,11 +24,7 @@ from realm_jax.index.device_search import (
 from realm_jax.index.scann_searcher import SCANN_PURPOSE as SCANN_PURPOSE
 from realm_jax.index.scann_searcher import ScannConfig as ScannConfig
 from realm_jax.index.scann_searcher import ScannSearcher as ScannSearcher
-from realm_jax.index.search_inputs import (
-    check_embeddings,
-    check_query,
-)
-from realm_jax.index.search_inputs import sampled_blocks as sampled_blocks
+from realm_jax.index.search_inputs import check_embeddings, check_query, sampled_blocks
 from realm_jax.ranges import require_ranges
 from realm_jax.types import Neighbours
 

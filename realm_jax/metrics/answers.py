@@ -4,28 +4,41 @@
 al. 2016), so scores are comparable with published ones. `has_answer` decides whether a
 document contains an answer, which retrieval metrics rely on. The answers of some sets
 are regular expressions (`regex_match`, `has_pattern`). Texts and answers are compared
-as `data/normalisation.py` normalises them.
+as `data/words.py` normalises them.
+
+A pattern may backtrack without end, so a search for one is bounded.
 """
 
 import collections
 import functools
 import logging
 import re
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from realm_jax.data.normalisation import (
+from realm_jax.data.words import (
     answer_tokens,
+    begins_word,
     canonical_text,
     normalise_answer,
+    word_edges,
 )
-from realm_jax.data.words import begins_word, word_edges
-from realm_jax.metrics.pattern_bound import bounded
+from realm_jax.errors import BadInputError, StoppedError
 
 _LEADING_ANYTHING = re.compile(r"\A(?:\.\*\??)+(?![*+?{])")
 
 _log = logging.getLogger(__name__)
+
+
+LONGEST_SECONDS = 10.0
+"""Longest that one pattern is searched for in one text; most take microseconds."""
+
+SECONDS_AFTER_CTRL_C = 0.5
+"""Longest that a search goes on after Ctrl-C."""
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> bool:
@@ -152,3 +165,48 @@ def _without_leading_anything(pattern: str) -> str:
     if compile_pattern(pattern) is None:
         return pattern
     return _LEADING_ANYTHING.sub("", pattern)
+
+
+@contextmanager
+def bounded(pattern: str) -> Iterator[None]:
+    """Bounds the time in which a regular expression is matched, and heeds Ctrl-C.
+
+    Python's `re` holds the interpreter, so no other thread can end it. It does let
+    signal handlers run, in the main thread; in other threads nothing is bounded.
+
+    Raises:
+      StoppedError: it went on after Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupt, stopped = signal.getsignal(signal.SIGINT), False
+
+    def on_interrupt(number, frame):
+        nonlocal stopped
+        stopped = True
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_AFTER_CTRL_C)
+        if callable(interrupt):
+            interrupt(number, frame)
+
+    def on_alarm(number, frame):
+        if stopped:
+            raise StoppedError(
+                f"stopped in the search for the pattern {pattern!r:.200}"
+            )
+        raise BadInputError(
+            f"expected answer patterns that take at most {LONGEST_SECONDS:g} s a text, "
+            f"got {pattern!r:.200}, which tries ever more ways to match; write "
+            "it without a repetition of what repeats itself, such as (a+)+"
+        )
+
+    alarm = signal.signal(signal.SIGALRM, on_alarm)
+    if callable(interrupt):
+        signal.signal(signal.SIGINT, on_interrupt)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGALRM, alarm)

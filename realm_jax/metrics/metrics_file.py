@@ -36,7 +36,7 @@ speed, since the line before
   `model_tflops_per_second`  of the whole job: operations that the updates need
                              (`flops.py`)
   `model_flops_utilization`  the same as a share of the peak of all devices in
-                             bfloat16, where that is known (`chips.py`)
+                             bfloat16, where that is known (`hardware.py`)
   `search_seconds`, `device_seconds`, `host_seconds`, `checkpoint_seconds`,
   `swap_seconds`             wall time per update, by what the training thread did or
                              waited for (`step_timing.py`); their sum is 1 /
@@ -60,7 +60,7 @@ of the index, only on lines after a new index
                              means over masked sentences of the validation split
                              (`masked_spans.py`); also on the last line of a run
   `index_drift`, `retrieval_kl` (nats), `same_neighbours`, `kept_neighbours`
-                             of the index that was replaced (`index_drift.py`)
+                             of the index that was replaced (`index_metrics.py`)
   `index_search_seconds`     time of one search for the probe's queries
   `index_swap_seconds`, `index_measuring_seconds`, `held_out_seconds`
                              time for which training was suspended

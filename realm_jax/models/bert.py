@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax import chips, ranges
+from realm_jax import hardware, ranges
 from realm_jax.errors import BadInputError
 from realm_jax.models import layers, packing
 
@@ -124,7 +124,7 @@ class BertConfig:
         if self.dtype != "float32":
             return False
         if self.products == _BY_PROCESSOR:
-            return jax.default_backend() == "cpu" and chips.multiplies_bfloat16()
+            return jax.default_backend() == "cpu" and hardware.multiplies_bfloat16()
         return self.products == "bfloat16"
 
     @property

@@ -5,7 +5,7 @@ features is split into a start and an end half; the score of a span is a linear 
 of LayerNorm(ReLU(start_i + end_j)).
 
 The scorer is trained on questions; a warm start can train it before, by span selection
-(`objectives/span_selection.py`). Its parameters are then part of a `KnowledgeEncoder`,
+(`objectives/open_qa.py`). Its parameters are then part of a `KnowledgeEncoder`,
 beside the masked-LM head, under the names used here.
 """
 

@@ -1,7 +1,13 @@
-"""Computes the retriever's distribution over candidate documents."""
+"""The retriever's distribution over documents, and losses of it.
+
+Two losses train the retriever alone: the inverse cloze task, to find a sentence's block
+(ORQA, section 4), and distillation, to learn the distribution of a teacher (Izacard and
+Grave 2021, whose teacher is a reader).
+"""
 
 import enum
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
@@ -78,3 +84,87 @@ def log_share_of_batch(
     # A single sum, because there may be no other documents.
     everything = jnp.concatenate([own, others], axis=-1)
     return jax.nn.logsumexp(own, axis=-1) - jax.nn.logsumexp(everything, axis=-1)
+
+
+@flax.struct.dataclass
+class Distillation:
+    """Sums over a batch of queries; divide by `count`.
+
+    Attributes:
+      loss_total: summed Kullback-Leibler divergence from the teacher, in nats.
+      agreed: number of queries whose best document is the teacher's.
+      count: number of queries.
+    """
+
+    loss_total: Float[Array, ""]
+    agreed: Float[Array, ""]
+    count: Float[Array, ""]
+
+
+def distillation(
+    query_embeddings: Float[Array, "batch projection"],
+    document_embeddings: Float[Array, "batch candidate projection"],
+    teacher: Float[Array, "batch candidate"],
+) -> Distillation:
+    """Computes KL(teacher || p(z|x)) over the candidates of each query.
+
+    Args:
+      query_embeddings: Embed_input(x).
+      document_embeddings: Embed_doc(z) of each candidate.
+      teacher: the teacher's p(z|x), which sums to 1 for each query.
+    """
+    log_probs = retrieval_log_probs(
+        query_embeddings, document_embeddings, jnp.ones(teacher.shape, bool)
+    )
+    # 0 log 0 is 0.
+    log_teacher = jnp.log(jnp.where(teacher > 0, teacher, 1.0))
+    divergence = (teacher * (log_teacher - log_probs)).sum(axis=-1)
+    agreed = log_probs.argmax(axis=-1) == teacher.argmax(axis=-1)
+    return Distillation(
+        loss_total=divergence.sum(),
+        agreed=agreed.sum().astype(divergence.dtype),
+        count=jnp.asarray(len(teacher), divergence.dtype),
+    )
+
+
+@flax.struct.dataclass
+class InverseCloze:
+    """Sums over a batch of sentence-block pairs; divide by `count`.
+
+    Attributes:
+      loss_total: summed negative log-probability of the correct block.
+      correct: number of sentences that rank their own block first.
+      count: number of pairs.
+    """
+
+    loss_total: Float[Array, ""]
+    correct: Float[Array, ""]
+    count: Float[Array, ""]
+
+
+def inverse_cloze(
+    query_embeddings: Float[Array, "batch projection"],
+    document_embeddings: Float[Array, "batch projection"],
+    block_ids: Int[Array, " batch"],
+) -> InverseCloze:
+    """Computes a softmax over the blocks of the global batch; row i's own is correct.
+
+    Under `jit` the batch axis may be sharded: the product below then gathers the
+    blocks of every device, so negatives come from the global batch.
+
+    Args:
+      query_embeddings: embeddings of the sentences.
+      document_embeddings: embeddings of the blocks.
+      block_ids: the block each row was taken from. A row of the same block is not a
+        negative: its column is left out of the softmax.
+    """
+    scores = query_embeddings @ document_embeddings.T
+    own = jnp.eye(scores.shape[0], dtype=bool)
+    duplicate = (block_ids[:, None] == block_ids[None, :]) & ~own
+    log_probs = jax.nn.log_softmax(jnp.where(duplicate, -jnp.inf, scores), axis=-1)
+    right = jnp.diagonal(log_probs)
+    return InverseCloze(
+        loss_total=-right.sum(),
+        correct=(right >= log_probs.max(axis=-1)).sum().astype(scores.dtype),
+        count=jnp.asarray(scores.shape[0], scores.dtype),
+    )

@@ -14,6 +14,13 @@ from jaxtyping import Int32
 
 from realm_jax.data import inverse_cloze, masking, random_masking
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.documents import (
+    TRAIN,
+    VALIDATION,
+    VALIDATION_FRACTION,
+    held_out,
+    share_of_at_least_one,
+)
 from realm_jax.data.features import (
     WORDPIECE_FEATURES,
     Example,
@@ -34,13 +41,6 @@ from realm_jax.data.questions import (
 )
 from realm_jax.data.references import References, SentenceRows
 from realm_jax.data.salient_spans import Tagger
-from realm_jax.data.splits import (
-    TRAIN,
-    VALIDATION,
-    VALIDATION_FRACTION,
-    held_out,
-    share_of_at_least_one,
-)
 from realm_jax.data.terms import TermTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError

@@ -17,9 +17,9 @@ import random
 import sys
 from collections.abc import Sequence
 
-from realm_jax.data.normalisation import normalise_title
+from realm_jax.data.documents import is_held_out
 from realm_jax.data.questions import describe_unknown_titles, read_questions
-from realm_jax.data.splits import is_held_out
+from realm_jax.data.words import normalise_title
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json
 

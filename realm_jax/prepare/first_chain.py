@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from realm_jax.data.normalisation import normalise_title
+from realm_jax.data.documents import VALIDATION_FRACTION, stable_uniform
 from realm_jax.data.questions import (
     Question,
     describe_unknown_titles,
@@ -17,7 +17,7 @@ from realm_jax.data.questions import (
     records_of,
     write_questions,
 )
-from realm_jax.data.splits import VALIDATION_FRACTION, stable_uniform
+from realm_jax.data.words import normalise_title
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.encoder_start import EncoderStart
 from realm_jax.prepare.text_sample import Masks, TextSample, VocabularyFit

@@ -18,15 +18,20 @@ from collections.abc import Iterator, Sequence
 from realm_jax import ranges
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import VOCABULARY_FILE, BlockStore
+from realm_jax.data.documents import VALIDATION_FRACTION
 from realm_jax.data.features import Example
 from realm_jax.data.questions import read_questions
-from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import examples, existing, vocabularies
+from realm_jax.prepare import examples, vocabularies
 from realm_jax.prepare.block_parts import unpack_arrays
-from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
+from realm_jax.prepare.blocks import (
+    PART_BYTES,
+    BlocksConfig,
+    loaded_tagger,
+    prepare_blocks,
+)
 from realm_jax.prepare.corpus_tasks import CorpusTask
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.prepare.fingerprints import module_code
@@ -38,7 +43,6 @@ from realm_jax.prepare.scratch import (
     check_of,
     only_writer,
 )
-from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
 # The examples of so many blocks take one process about as long as Beam takes to start.
@@ -149,12 +153,12 @@ def run(
         store = _existing(config)
     tasks = _task_settings(config)
     examples.own_tasks.cache_clear()  # The text and questions may have changed.
-    found = {key: existing.find_examples(tasks, *key) for key in wanted}
+    found = {key: examples.find_examples(tasks, *key) for key in wanted}
     if "questions" in _wanted_suffixes(config):
         name = f"{config.name}_questions"
         splits = {split for task, split in wanted if task == name}
-        existing.require_no_other_splits(tasks, name, splits)
-    existing.report_other_code(store, filter(None, found.values()))
+        examples.require_no_other_splits(tasks, name, splits)
+    examples.report_other_code(store, filter(None, found.values()))
     missing = [key for key, made in found.items() if made is None]
     if missing:
         with only_writer(config.corpus):
@@ -293,7 +297,7 @@ def _make_examples(
     metadata = [
         {
             **examples.metadata(task, split, tasks.seed),
-            existing.MADE_BY: existing.made_by(tasks, task.name),
+            examples.MADE_BY: examples.made_by(tasks, task.name),
         }
         for task, split in splits
     ]

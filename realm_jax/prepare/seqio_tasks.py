@@ -14,9 +14,9 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.documents import TRAIN, VALIDATION, VALIDATION_FRACTION
 from realm_jax.data.features import SENTENCE_ID, Example, FeatureSpecs
 from realm_jax.data.questions import Question
-from realm_jax.data.splits import TRAIN, VALIDATION, VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.corpus_tasks import (

@@ -11,9 +11,8 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from realm_jax.data.chunking import split_sentences
-from realm_jax.data.documents import Document
+from realm_jax.data.documents import Document, held_out, share_of_at_least_one
 from realm_jax.data.salient_spans import RuleTagger, Span
-from realm_jax.data.splits import held_out, share_of_at_least_one
 from realm_jax.data.terms import TermTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError

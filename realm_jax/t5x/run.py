@@ -18,13 +18,13 @@ from absl import app
 from jaxtyping import Int, PyTree
 
 from realm_jax import multihost
-from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import of_corpus
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.embed import local_mesh, place_locally
+from realm_jax.run_record import Attempt
 from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.candidate_search import HostSearch
 from realm_jax.training.finetune import FinetuneConfig, QuestionInputs
-from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.lease import Lease
 from realm_jax.training.pretrain import PretrainConfig
@@ -35,8 +35,8 @@ from realm_jax.training.refresh import (
     WhenStale,
 )
 from realm_jax.training.stage import StageParts
+from realm_jax.training.stage_config import UpdateShapes
 from realm_jax.training.state import TrainState
-from realm_jax.training.update_shapes import UpdateShapes
 from realm_jax.training.warm_start import WarmStartConfig
 from realm_jax.training.warm_start_loss import WarmStartInputs
 from realm_jax.types import Array, InverseClozeBatch, PretrainBatch

@@ -4,6 +4,10 @@ BM25 finds the words that an encoder of general text has never seen, and an enco
 finds paraphrases. The query tower learns the sum of their scores from pseudo-queries.
 The document tower and its embeddings of the corpus stay as they are. docs/adapt.md says
 what that gains.
+
+Pseudo-queries stand for the queries of people where there are none: a title, a
+sentence, or some words in a row, as Contriever crops its texts (Izacard et al. 2022,
+section 3.1).
 """
 
 import dataclasses
@@ -16,10 +20,11 @@ from jaxtyping import Float, Int, PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.hybrid import BM25Index
-from realm_jax.data.draws import Stream, uniform
+from realm_jax.data.batch_order import Stream, uniform
+from realm_jax.data.blocks import BlockText
 from realm_jax.data.examples import Examples
 from realm_jax.data.features import query_rows
-from realm_jax.data.pseudo_queries import NUM_DRAWS, QUERY_LENGTH, pseudo_query
+from realm_jax.data.words import answer_tokens, word_edges
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, tie_towers
@@ -30,6 +35,17 @@ from realm_jax.training.warm_start_loss import TaughtQueries
 
 NUM_CANDIDATES = 256
 """Blocks of a query over which the tower learns the teacher's distribution."""
+
+
+QUERY_LENGTH = 40
+"""Wordpieces of `[CLS] x [SEP]` at most; people ask for things in fewer."""
+
+NUM_DRAWS = 3
+"""Random numbers that a pseudo-query takes."""
+
+_FEWEST_WORDS = 3
+
+_SPAN_WORDS = range(4, 15)
 
 
 class BM25Teacher:
@@ -147,3 +163,24 @@ def _softmax(
 ) -> Float[np.ndarray, "batch candidate"]:
     likelihood = np.exp(scores - scores.max(axis=1, keepdims=True))
     return (likelihood / likelihood.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def pseudo_query(block: BlockText, drawn: Float[np.ndarray, " draw"]) -> str:
+    """Returns a piece of a block: its title, a sentence, or 4 to 14 of its words.
+
+    Each is drawn as often. Words stand in for a title or sentence of fewer than three.
+    `drawn` are `NUM_DRAWS` numbers in [0, 1).
+    """
+    kind, place, size = drawn
+    pieces = [block.title, "", ""]
+    if block.sentences:
+        start, end = block.sentences[int(place * len(block.sentences))]
+        pieces[1] = block.body[start:end]
+    piece = pieces[int(kind * len(pieces))]
+    if len(answer_tokens(piece)) >= _FEWEST_WORDS:
+        return piece
+    begins = np.flatnonzero(word_edges(block.body).begins)
+    count = min(_SPAN_WORDS[int(size * len(_SPAN_WORDS))], len(begins))
+    first = int(place * (len(begins) - count + 1))
+    edges = [*begins, len(block.body)]
+    return block.body[edges[first] : edges[first + count]].rstrip()

@@ -1,38 +1,53 @@
-"""Provides the candidates of a pre-training step by a search within the step.
+"""Provides the candidates of a pre-training step, by a search within it or before it.
 
-The search involves no host: one program embeds the queries, searches the embeddings on
-the devices, drops trivial candidates, assembles the documents from the wordpieces on
-the devices, and then scores, reads and marginalises. `host_search.py` is the
-alternative, which searches on the host before the step; for the same queries both give
-the same candidates.
+A search within the step involves no host: one program embeds the queries, searches the
+embeddings on the devices, drops trivial candidates, assembles the documents from the
+wordpieces on the devices, and then scores, reads and marginalises. `HostSearch`
+searches on the host before the step. For the same queries both give the same
+candidates.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index import device_search, device_tokens
-from realm_jax.index.candidates import num_neighbours
+from realm_jax.index.candidates import (
+    num_neighbours,
+    own_candidates,
+    pretrain_candidates,
+)
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
-from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import Means
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import flops
-from realm_jax.training.host_search import BatchAt
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
+from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
-from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
+from realm_jax.training.step_timing import Stopwatch
+from realm_jax.types import (
+    NULL_BLOCK,
+    Array,
+    Candidates,
+    Lengths,
+    Neighbours,
+    PretrainBatch,
+)
+
+BatchAt = Callable[[int], PretrainBatch]
+"""Maps the number of updates done to this process's batch of the next update."""
 
 
 @flax.struct.dataclass
@@ -42,7 +57,7 @@ class RetrievingInputs:
     Attributes:
       embeddings: the index; None where it is part of the state (`rolling_refresh.py`).
       tokens: the wordpieces of the same blocks.
-      own: the sentences' own blocks, where they are candidates (`own_blocks.py`).
+      own: the sentences' own blocks, where they are candidates (`candidates.py`).
     """
 
     batch: PretrainBatch
@@ -179,3 +194,59 @@ class DeviceSearch:
 
     def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
         """Restores nothing."""
+
+
+class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
+    """Searches before the step and gathers documents from the block store.
+
+    `num_candidates` include the null document and, if it is one (`candidates.py`), the
+    own block. With `ahead` it searches for the next update while one is running.
+    """
+
+    def __init__(
+        self,
+        retriever: RetrieverConfig,
+        corpus: BlockStore,
+        lengths: Lengths,
+        num_candidates: int,
+        mesh: Mesh,
+        batch_size: int,
+        ahead: bool = True,
+        stopwatch: Stopwatch | None = None,
+        own_block: bool = False,
+    ):
+        super().__init__(
+            retriever,
+            lambda batch: batch.query_ids,
+            self._candidates,
+            num_neighbours=num_neighbours(num_candidates),
+            mesh=mesh,
+            batch_size=batch_size,
+            ahead=ahead,
+            stopwatch=stopwatch or Stopwatch(),
+        )
+        self._corpus = corpus
+        self._lengths = lengths
+        self._num_candidates = num_candidates
+        self._own_block = own_block
+
+    def _candidates(
+        self, batch: PretrainBatch, neighbours: Neighbours
+    ) -> PretrainInputs:
+        document, joined = self._lengths.document, self._lengths.joined
+        candidates = pretrain_candidates(
+            self._corpus,
+            neighbours,
+            batch,
+            num_candidates=self._num_candidates - self._own_block,
+            document_length=document,
+            joined_length=joined,
+        )
+        if self._own_block:
+            own = own_candidates(
+                self._corpus, batch, document_length=document, joined_length=joined
+            )
+            candidates = jax.tree.map(
+                lambda *parts: np.concatenate(parts, axis=1), candidates, own
+            )
+        return PretrainInputs(batch, candidates)

@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 
 from realm_jax import multihost, ranges
 from realm_jax.answering.reader import Answerer
-from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.examples import Examples
 from realm_jax.data.mixture import CYCLE, Mixture, common_specs
@@ -37,10 +36,14 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.run_record import Attempt
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
-from realm_jax.training.answer_coverage import require_answers
-from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
+from realm_jax.training.dev_exact_match import (
+    DevExactMatch,
+    read_dev_questions,
+    require_answers,
+)
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, train_loop
@@ -54,15 +57,17 @@ from realm_jax.training.refresh import RefreshMode, blocking_rebuilds
 from realm_jax.training.rolling_refresh import Renewal, RenewingFinetuneLoss
 from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage, StageParts
-from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
-from realm_jax.training.state import TrainState
-from realm_jax.training.update_shapes import (
+from realm_jax.training.stage_config import (
     SOME_PIECES,
+    IndexUse,
+    StageConfig,
     UpdateShapes,
     batch_of,
+    require_one_of,
     rows_of_batch,
     shapes_of,
 )
+from realm_jax.training.state import TrainState
 from realm_jax.types import Neighbours, QuestionBatch
 
 

@@ -13,9 +13,8 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives import open_qa
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.model_calls import run_model, split_key
 from realm_jax.training.packed_updates import PackedLengths, Sequences, compute_packed
-from realm_jax.training.step import Loss
+from realm_jax.training.step import Loss, run_model, split_key
 from realm_jax.types import Array, QuestionBatch
 
 

@@ -56,7 +56,7 @@ class ModelFactory:
       retriever: makes the towers from `bert`.
       lengths: padded lengths.
       span_scorer: whether fine-tuning's span scorer exists before fine-tuning: the
-        reader's warm start then trains it too (`objectives/span_selection.py`), and
+        reader's warm start then trains it too (`objectives/open_qa.py`), and
         REALM passes it on.
     """
 

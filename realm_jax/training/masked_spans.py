@@ -1,7 +1,7 @@
 """Predicts held-out masked spans, to measure how much retrieval helps.
 
 Used in pre-training, whenever an index comes into use (`index_metrics.py`), and by the
-evaluation of a finished run (`evaluation/masked_spans.py`).
+evaluation of a finished run (`evaluation/stage_results.py`).
 """
 
 import dataclasses

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from jax.sharding import Mesh
 
 from realm_jax import ranges
-from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.masking import pretrain_specs
 from realm_jax.errors import BadInputError
@@ -30,10 +29,12 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.objectives import pretraining
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.retrieval import Normalization
+from realm_jax.run_record import Attempt
 from realm_jax.stages import PRETRAIN, StageSpec
 from realm_jax.storage import absolute_url
 from realm_jax.training.candidate_search import (
     DeviceSearch,
+    HostSearch,
     RetrievingInputs,
     RetrievingLoss,
 )
@@ -42,7 +43,6 @@ from realm_jax.training.checkpoint_manifests import (
     HOLDS_INDEX,
 )
 from realm_jax.training.checkpoints import KeptCheckpoints
-from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_metrics import make_index_metrics
 from realm_jax.training.loop import Report, train_loop
@@ -57,15 +57,17 @@ from realm_jax.training.refresh import (
 )
 from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
 from realm_jax.training.stage import Stage
-from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
-from realm_jax.training.step import Loss
-from realm_jax.training.step_timing import Part
-from realm_jax.training.update_shapes import (
+from realm_jax.training.stage_config import (
     SOME_PIECES,
+    IndexUse,
+    StageConfig,
     UpdateShapes,
     batch_of,
+    require_one_of,
     shapes_of,
 )
+from realm_jax.training.step import Loss
+from realm_jax.training.step_timing import Part
 from realm_jax.types import Candidates, PretrainBatch
 
 _MEASURED = "measured"
@@ -80,7 +82,7 @@ class PretrainConfig(StageConfig):
       task: name of the task of masked sentences, such as "my_salient".
       num_candidates: documents per example, the null document included.
       own_block: whether one of them is the block that the sentence was taken from, read
-        without the sentence, instead of a retrieved one; see `index/own_blocks.py`.
+        without the sentence, instead of a retrieved one; see `index/candidates.py`.
       refresh_mode: "off", "blocking", "async" (`realm build-index` beside this job) or
         "rolling"; see `refresh.py`.
       refresh_period: steps between two refreshes.
@@ -90,7 +92,7 @@ class PretrainConfig(StageConfig):
       when_stale: "wait" for a newer one, "warn" or "stop".
       searcher: "device" (inside the step) or "scann" (on the host).
       search_ahead: whether "scann" searches for the next update while one is running;
-        see `host_search.py`.
+        see `candidate_search.py`.
       device: how "device" searches.
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
       normalization: of p(z|x) in the loss: over the "candidates" of a sentence (the

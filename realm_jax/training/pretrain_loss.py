@@ -18,14 +18,13 @@ from realm_jax.objectives import masked_lm, pretraining, retrieval
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.pretraining import Evidence, Objective
 from realm_jax.objectives.retrieval import Normalization
-from realm_jax.training.model_calls import run_model, split_key
 from realm_jax.training.packed_updates import (
     UNPACKED,
     PackedLengths,
     Sequences,
     compute_packed,
 )
-from realm_jax.training.step import Loss
+from realm_jax.training.step import Loss, run_model, split_key
 from realm_jax.types import Array, Candidates, PretrainBatch
 
 

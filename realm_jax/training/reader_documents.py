@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax.data.answer_spans import answer_starts
+from realm_jax.data.batch_order import Stream, uniform
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.draws import Stream, uniform
 from realm_jax.index.candidates import find_trivial, restore_queries
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 

@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 
 from realm_jax import axes, multihost, placement
-from realm_jax.attempts import Attempt
 from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import AnyFeature, Examples
@@ -23,7 +22,7 @@ from realm_jax.index.searchers import DeviceConfig
 from realm_jax.index.source import IndexSource
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.run_record import Trained
+from realm_jax.run_record import Attempt, Trained
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, partitioning
 from realm_jax.training.checkpoint_manifests import finished_steps
@@ -32,8 +31,7 @@ from realm_jax.training.finite import FiniteUpdates
 from realm_jax.training.initialization import Reader
 from realm_jax.training.lease import Lease
 from realm_jax.training.optimizers import learning_rate_schedule, make_optimizer
-from realm_jax.training.packed_lengths import choose_packed_lengths
-from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.training.packed_updates import PackedLengths, choose_packed_lengths
 from realm_jax.training.recorded import TRAINED, open_run
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.starting import starting_params

@@ -1,24 +1,42 @@
-"""The configuration shared by all training stages."""
+"""The configuration shared by all training stages, and the shapes that follow from it.
+
+Each stage has a function `update_shapes` beside its `run`, made of the parts that `run`
+is made of. It describes the inputs of an update before there is a corpus; the planner
+traces and compiles what it returns.
+"""
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Self
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
-from realm_jax import ranges
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from realm_jax import axes, ranges
 from realm_jax.data.batch_order import Spans
+from realm_jax.data.features import FeatureSpecs
 from realm_jax.errors import BadInputError
+from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.stages import StageSpec
 from realm_jax.storage import absolute_url
 from realm_jax.training import initialization
 from realm_jax.training.checkpoint_manifests import Which
-from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.initialization import ModelFactory, Reader
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.projection import Projection
 from realm_jax.training.refresh import RefreshMode
+from realm_jax.training.step import Loss
+
+SOME_PIECES = (101, 102)
+"""Ids of [CLS] and [SEP] in place of those of a vocabulary that is not known; no shape
+depends on them."""
+
+_DTYPES = ("int32", "float32", "bool")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,3 +216,48 @@ def require_one_of(name: str, value: str, choices: Iterable[enum.Enum | str]) ->
         raise BadInputError(
             f"expected {name} to be one of {', '.join(values)}, got {value!r}"
         )
+
+
+class UpdateShapes(NamedTuple):
+    """What the update of a stage is compiled for, where documents are not packed.
+
+    Inputs, over all processes, and the index in the state, if any, are shapes.
+    """
+
+    reader: Reader
+    loss: Loss
+    frozen: tuple[str, ...]
+    inputs: Any
+    index: EmbeddingTable | None = None
+
+
+def batch_of(kind: Any, specs: FeatureSpecs, batch_size: int, mesh: Mesh) -> Any:
+    """Returns a batch of a type, of examples over all devices, as shapes."""
+    return kind(
+        **{
+            name: rows_of_batch((batch_size, *spec.shape), spec.dtype, mesh)
+            for name, spec in specs.items()
+        }
+    )
+
+
+def shapes_of(kind: Any, sizes: Mapping[str, int], mesh: Mesh, **given: Any) -> Any:
+    """Returns inputs as shapes, by the annotations and defaults of their dataclass."""
+    annotations = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in given or field.default is not dataclasses.MISSING:
+            continue
+        # Each is the union of an array of JAX and one of NumPy.
+        annotation, _ = typing.get_args(annotations[field.name])
+        shape = tuple(sizes[name] for name in annotation.dim_str.split())
+        dtype = next(dtype for dtype in _DTYPES if dtype in annotation.dtypes)
+        given[field.name] = rows_of_batch(shape, dtype, mesh)
+    return kind(**given)
+
+
+def rows_of_batch(
+    shape: tuple[int, ...], dtype: Any, mesh: Mesh
+) -> jax.ShapeDtypeStruct:
+    """Returns the shape of an array whose first axis is that of the batch."""
+    place = NamedSharding(mesh, axes.partition_spec("batch"))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)

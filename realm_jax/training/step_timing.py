@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from realm_jax import chips
+from realm_jax import hardware
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 
@@ -108,7 +108,7 @@ class Accounting:
         self.stopwatch = stopwatch
         self._loss = loss
         self._batch_size = batch_size
-        chip = chips.find(devices[0].device_kind)
+        chip = hardware.find_chip(devices[0].device_kind)
         self._peak_flops = None if chip is None else len(devices) * chip.peak_flops
         self._shapes: PyTree = None
         stopwatch.take()

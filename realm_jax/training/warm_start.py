@@ -18,12 +18,10 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Int
 
 from realm_jax import ranges
-from realm_jax.attempts import Attempt
 from realm_jax.data.answer_spans import answer_spans
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.inverse_cloze import inverse_cloze_specs
 from realm_jax.data.masking import pretrain_specs
-from realm_jax.data.pseudo_queries import QUERY_LENGTH
 from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
@@ -33,8 +31,9 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.placement import local_rows, place_batch
+from realm_jax.run_record import Attempt
 from realm_jax.stages import WARM_START, StageSpec
-from realm_jax.training.bm25_teacher import NUM_CANDIDATES, BM25Teacher
+from realm_jax.training.bm25_teacher import NUM_CANDIDATES, QUERY_LENGTH, BM25Teacher
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (
@@ -46,21 +45,24 @@ from realm_jax.training.reader_documents import (
 )
 from realm_jax.training.search_ahead import search_local
 from realm_jax.training.stage import Stage
-from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
-from realm_jax.training.state import TrainState
-from realm_jax.training.step_timing import Part
-from realm_jax.training.unmasked_targets import UnmaskedTargets, draw_unmasked
-from realm_jax.training.update_shapes import (
+from realm_jax.training.stage_config import (
+    IndexUse,
+    StageConfig,
     UpdateShapes,
     batch_of,
+    require_one_of,
     rows_of_batch,
     shapes_of,
 )
+from realm_jax.training.state import TrainState
+from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start_loss import (
     ReaderInputs,
     TaughtQueries,
+    UnmaskedTargets,
     WarmStartInputs,
     WarmStartLoss,
+    draw_unmasked,
 )
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
@@ -134,7 +136,7 @@ class WarmStartConfig(StageConfig):
       reader_batch_size: masked sentences per update.
       mixture: the documents with which masked sentences are joined.
       score_unmasked: whether the reader also predicts wordpieces that are not masked,
-        as BERT does; see `unmasked_targets.py`.
+        as BERT does; see `warm_start_loss.py`.
       searcher: "device" (exact) or "scann", of retrieved documents.
       embed: how the corpus is embedded, once, for retrieved documents and BM25.
     """

@@ -1,23 +1,44 @@
-"""The warm start's loss: ICT or distillation, and a masked LM for the reader."""
+"""The warm start's loss: ICT or distillation, and a masked LM for the reader.
+
+The reader may also predict wordpieces that it sees (`draw_unmasked`). Of the wordpieces
+that BERT is scored on, a tenth is left unchanged, so that the output at each position
+keeps identifying the wordpiece there (Devlin et al. 2019, section 3.1). A salient mask
+hides them all. An encoder made for sentence embeddings, such as MiniLM, then has to
+learn from two masks per sentence how its features encode wordpieces, before it can copy
+any; from visible wordpieces it learns that at once.
+"""
 
 import dataclasses
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
+from realm_jax.data.batch_order import Stream, uniform
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.metrics.means import Means, mean_of, merge, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.objectives import inverse_cloze, span_selection
-from realm_jax.objectives.distillation import distillation
-from realm_jax.training.model_calls import run_model, split_key
+from realm_jax.objectives import open_qa, retrieval
+from realm_jax.objectives.retrieval import distillation
 from realm_jax.training.packed_updates import PackedLengths, Sequences, compute_packed
 from realm_jax.training.reader_documents import KINDS, DocumentKind
-from realm_jax.training.step import Loss
-from realm_jax.training.unmasked_targets import UnmaskedTargets
+from realm_jax.training.step import Loss, run_model, split_key
 from realm_jax.types import Array, InverseClozeBatch, PretrainBatch
+
+
+@flax.struct.dataclass
+class UnmaskedTargets:
+    """Wordpieces that are predicted at their own position in the reader's input.
+
+    Weights are 0.0 where a row has no target.
+    """
+
+    weights: Float[Array, "batch target"]
+    positions: Int[Array, "batch target"]
+    ids: Int[Array, "batch target"]
 
 
 @flax.struct.dataclass
@@ -127,7 +148,7 @@ class WarmStartLoss(Loss):
         queries: jax.Array | None,
         documents: jax.Array | None,
     ) -> tuple[Array, Means]:
-        cloze = inverse_cloze.inverse_cloze(
+        cloze = retrieval.inverse_cloze(
             self._embed_queries(params, pairs.query_ids, queries),
             run_model(
                 self.retriever,
@@ -222,9 +243,7 @@ class WarmStartLoss(Loss):
             loss += seen_total / jnp.maximum(seen_count, 1.0)
             metrics["reader_loss_unmasked"] = mean_of(seen_total, seen_count)
         if span_is_answer is not None:
-            selected = span_selection.span_selection(
-                spans.logits, spans.valid, span_is_answer
-            )
+            selected = open_qa.span_selection(spans.logits, spans.valid, span_is_answer)
             loss += selected.loss_total / jnp.maximum(selected.count, 1.0)
             metrics["span_loss"] = mean_of(selected.loss_total, selected.count)
             metrics["span_accuracy"] = mean_of(selected.correct, selected.count)
@@ -247,3 +266,43 @@ def _packable(lengths: PackedLengths, inputs: WarmStartInputs) -> Sequences:
     if inputs.reading is not None:
         sequences.append((inputs.reading.joined_ids, lengths.joined))
     return sequences
+
+
+def draw_unmasked(
+    batch: PretrainBatch,
+    joined_ids: Int[np.ndarray, "batch joined"],
+    vocabulary: WordPiece,
+    *,
+    seed: int,
+    step: int,
+    rows: Int[np.ndarray, " batch"],
+) -> UnmaskedTargets:
+    """Draws a wordpiece for each slot that a row's masks leave empty.
+
+    The reader then scores as many positions as before, and the step takes no longer.
+    Wordpieces, no special ones, are drawn uniformly and with replacement; they depend
+    on the seed, the step, the row of the whole batch (`rows`) and its text alone.
+    """
+    count = batch.mask_weights.shape[1]
+    drawn = uniform(Stream.UNMASKED, seed, step, int(rows.max()) + 1, count)[rows]
+    can_be = ~np.isin(joined_ids, _special_ids(vocabulary))
+    # A row's wordpieces, those that can be drawn first, in order.
+    order = np.argsort(~can_be, axis=1, kind="stable")
+    number = can_be.sum(axis=1, keepdims=True)
+    positions = np.take_along_axis(order, (drawn * number).astype(np.int64), axis=1)
+    is_free = (np.asarray(batch.mask_weights) == 0) & (number > 0)
+    return UnmaskedTargets(
+        is_free.astype(np.float32),
+        positions.astype(np.int32),
+        np.take_along_axis(joined_ids, positions, axis=1),
+    )
+
+
+def _special_ids(vocabulary: WordPiece) -> list[int]:
+    return [
+        vocabulary.pad,
+        vocabulary.unk,
+        vocabulary.cls,
+        vocabulary.sep,
+        vocabulary.mask,
+    ]

@@ -1,7 +1,7 @@
 """Reads a published model, whatever its layout.
 
     config.json of model type "realm"      `realm.py`
-    a checkpoint of TensorFlow             `tf_checkpoint.py` and `tf_names.py`
+    a checkpoint of TensorFlow             `tf_checkpoint.py` and `tf_checkpoint.py`
     config.json of a BERT                  a sentence encoder, `published_encoder.py`
 
 A checkpoint is best accompanied by the `bert_config.json` that it was trained with. The
@@ -40,8 +40,11 @@ from realm_jax.weights.realm import (
 )
 from realm_jax.weights.stored import DamagedWeightsError, StoredTensor
 from realm_jax.weights.tensors import stored_tensors
-from realm_jax.weights.tf_checkpoint import checkpoint_prefix, tf_tensors
-from realm_jax.weights.tf_names import renamed
+from realm_jax.weights.tf_checkpoint import (
+    as_transformers_names,
+    checkpoint_prefix,
+    tf_tensors,
+)
 
 __all__ = ["PublishedModel", "block_embeddings", "read_published"]
 
@@ -111,7 +114,7 @@ def _variables(source: str, prefix: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _read_tensorflow(source: str, prefix: pathlib.Path) -> PublishedModel:
-    named = renamed(_variables(source, prefix))
+    named = as_transformers_names(_variables(source, prefix))
     parts = sorted({name.partition(".")[0] for name in named.tensors})
     if not parts:
         raise BadInputError(

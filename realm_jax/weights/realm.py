@@ -53,7 +53,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "RealmKnowledgeAugEncoder": {"encoder": ""},
     "RealmReader": {READER: ""},
     "RealmForOpenQA": {SHARED_TOWER: "embedder.", READER: "reader."},
-    # Of checkpoints of TensorFlow, as `tf_names.py` names their parts.
+    # Of checkpoints of TensorFlow, as `tf_checkpoint.py` names their parts.
     "embedder": {SHARED_TOWER: "embedder."},
     "encoder": {"encoder": "encoder."},
     "embedder+encoder": {SHARED_TOWER: "embedder.", "encoder": "encoder."},

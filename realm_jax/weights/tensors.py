@@ -1,28 +1,42 @@
 """Reads the tensors of a `transformers` checkpoint, saved from PyTorch or Flax.
 
     model.safetensors     PyTorch's names and shapes
-    pytorch_model.bin     the same, as a pickle that is not run (`torch_files.py`)
+    pytorch_model.bin     the same, as a pickle that is not run
     *.index.json          of either: the files that it is divided into
     flax_model.msgpack    Flax's: `kernel` [input, output], `scale`, `embedding`
 
 All are returned under PyTorch's names, which all tables in this package use. A
 LayerNorm's `gamma` and `beta`, the names in weights converted from TensorFlow
 (bert-base-uncased's, for one), are returned as `weight` and `bias`.
+
+PyTorch writes a zip archive with a pickle of the dictionary and a file for each
+storage, or, before version 1.6, pickles with the storages behind them. A pickle is a
+program that can call anything. Here it may consist of the operations of a dictionary of
+tensors alone, and name what is in `_KNOWN` alone: stand-ins, which compute nothing but
+places in the file. The unpickler is the one in Python, because the one in C allocates
+as much as a pickle says.
 """
 
+import collections
+import dataclasses
+import io
+import math
 import os
 import pathlib
+import pickle
+import pickletools
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.serialization
 import flax.traverse_util
+import ml_dtypes
 import numpy as np
 
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json
 from realm_jax.weights.stored import DamagedWeightsError, StoredTensor, safetensors
-from realm_jax.weights.torch_files import torch_tensors
 
 SAFETENSORS_FILE = "model.safetensors"
 TORCH_FILE = "pytorch_model.bin"
@@ -45,6 +59,36 @@ _OLD_SPELLINGS = {
     "LayerNorm.beta": "LayerNorm.bias",
 }
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
+
+
+_LOCAL_HEADER = 30
+
+# The pickle of a model lists names and shapes; that of BERT has 50 KB.
+_LARGEST_PICKLE = 1 << 26
+
+# What `torch.save` writes.
+_OPERATIONS = frozenset(
+    (
+        *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "NONE"),
+        *("NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
+        *("BINUNICODE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+        *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
+        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    )
+)
+
+_DTYPES = {
+    "DoubleStorage": np.dtype("<f8"),
+    "FloatStorage": np.dtype("<f4"),
+    "HalfStorage": np.dtype("<f2"),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype("<i8"),
+    "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"),
+    "ByteStorage": np.dtype("u1"),
+    "BoolStorage": np.dtype("?"),
+}
 
 
 def weights_file(folder: str | pathlib.Path) -> pathlib.Path | None:
@@ -125,3 +169,200 @@ def _from_flax(tree: Any) -> dict[str, Tensor]:
             array = array.T
         tensors[".".join([*module, _LEAVES.get(leaf, leaf)])] = array
     return tensors
+
+
+# Of the format before version 1.6: the first pickles of the file.
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+
+
+@dataclasses.dataclass(frozen=True)
+class _Storage:
+    """A storage that the pickle names."""
+
+    key: str
+    dtype: np.dtype
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    """A tensor as a part of a storage; counts are of elements."""
+
+    storage: _Storage
+    begin: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _RebuildTensor:
+    """Stands for `torch._utils._rebuild_tensor_v2`; a pickle cannot change it."""
+
+    __slots__ = ()
+
+    def __call__(
+        self, storage: Any, begin: Any, shape: Any, strides: Any, *rest: Any
+    ) -> _Tensor:
+        numbers = (begin, *shape, *strides)
+        if not isinstance(storage, _Storage) or any(
+            type(number) is not int for number in numbers
+        ):
+            raise pickle.UnpicklingError("a tensor has no storage, or no sizes")
+        return _Tensor(storage, begin, tuple(shape), tuple(strides))
+
+
+class _RebuildParameter:
+    """Stands for `torch._utils._rebuild_parameter`."""
+
+    __slots__ = ()
+
+    def __call__(self, data: Any, *rest: Any) -> Any:
+        return data
+
+
+# What a pickle may name -> what stands for it here.
+_KNOWN: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
+    ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
+    **{("torch", name): dtype for name, dtype in _DTYPES.items()},
+}
+
+
+class _Unpickler(pickle._Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Returns what stands for a name; all but a few are refused."""
+        try:
+            return _KNOWN[module_name, global_name]
+        except KeyError as error:
+            raise pickle.UnpicklingError(
+                f"it asks for {module_name}.{global_name}"
+            ) from error
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """Returns the storage that a persistent id names."""
+        kind, dtype, key, _, size, *_ = pid
+        if (
+            kind != "storage"
+            or not isinstance(dtype, np.dtype)
+            or type(size) is not int
+        ):
+            raise pickle.UnpicklingError(f"it has a reference {pid!r:.80}")
+        return _Storage(str(key), dtype, size)
+
+
+def torch_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a file that `torch.save` has written, by name.
+
+    Raises:
+      DamagedWeightsError: it is not one, is truncated, or its pickle asks for anything
+        but tensors.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            state, places = _of_archive(path)
+        else:
+            state, places = _of_pickles(path)
+        return _stored(path, state, places)
+    except DamagedWeightsError:
+        raise
+    # What `pickle` raises for bytes that are no pickle is not documented.
+    except Exception as error:
+        raise DamagedWeightsError(f"it cannot be read: {error!r:.200}") from error
+
+
+def _of_archive(path: pathlib.Path) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """Returns the state, and first and last byte of each storage by its key."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        (name,) = (name for name in members if name.endswith("/data.pkl"))
+        if members[name].file_size > _LARGEST_PICKLE:
+            raise DamagedWeightsError("its list of tensors is too long")
+        if members[name].compress_type != zipfile.ZIP_STORED:
+            raise DamagedWeightsError("its list of tensors is compressed")
+        state = _load(io.BytesIO(archive.read(name)))
+    folder = name.removesuffix("data.pkl") + "data/"
+    places = {}
+    with path.open("rb") as file:
+        for member, info in members.items():
+            if not member.startswith(folder):
+                continue
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise DamagedWeightsError(f"{member} is compressed")
+            # The local header has extra fields of its own, which align the data.
+            file.seek(info.header_offset)
+            header = file.read(_LOCAL_HEADER)
+            skipped = sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+            begin = info.header_offset + _LOCAL_HEADER + skipped
+            places[member.removeprefix(folder)] = (begin, begin + info.file_size)
+    return state, places
+
+
+def _of_pickles(path: pathlib.Path) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """As `_of_archive`, of the format before PyTorch 1.6."""
+    with path.open("rb") as file:
+        size = os.path.getsize(path)
+        data = io.BytesIO(file.read(min(size, _LARGEST_PICKLE)))
+    if (_load(data), _load(data)) != (_MAGIC, _PROTOCOL):
+        raise DamagedWeightsError("it is neither an archive nor of PyTorch")
+    _load(data)  # Sizes of the writer's numbers.
+    state = _load(data)
+    tensors = [value for value in state.values() if isinstance(value, _Tensor)]
+    storages = {tensor.storage.key: tensor.storage for tensor in tensors}
+    places, keys = {}, _load(data)
+    begin = data.tell()
+    with path.open("rb") as file:
+        for key in keys:
+            # Each is preceded by the number of its elements.
+            file.seek(begin)
+            size, storage = int.from_bytes(file.read(8), "little"), storages.get(key)
+            if storage is None or size != storage.size:
+                raise DamagedWeightsError(f"its storage {key!r:.80} has another size")
+            begin += 8
+            places[key] = (begin, begin + size * storage.dtype.itemsize)
+            begin = places[key][1]
+    return state, places
+
+
+def _load(data: io.BytesIO) -> Any:
+    """Returns the next of the values in `data`."""
+    begin = data.tell()
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name not in _OPERATIONS:
+            raise DamagedWeightsError(
+                f"its pickle has {operation.name}, which no dictionary of tensors has"
+            )
+        if operation.name == "GLOBAL":
+            module, _, attribute = str(argument).partition(" ")
+            if (module, attribute) not in _KNOWN:
+                raise DamagedWeightsError(f"its pickle asks for {module}.{attribute}")
+    data.seek(begin)
+    return _Unpickler(data).load()
+
+
+def _stored(
+    path: pathlib.Path, state: Any, places: Mapping[str, tuple[int, int]]
+) -> dict[str, StoredTensor]:
+    if not isinstance(state, dict):
+        raise DamagedWeightsError("it is no dictionary of tensors")
+    found = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, _Tensor) or not isinstance(name, str):
+            raise DamagedWeightsError(f"its entry {name!r:.80} is no tensor")
+        dtype, key = tensor.storage.dtype, tensor.storage.key
+        if key not in places:
+            raise DamagedWeightsError(f"the storage of {name!r:.80} is missing")
+        begin, end = places[key]
+        stored = StoredTensor(
+            *(path, begin + tensor.begin * dtype.itemsize, dtype, tensor.shape),
+            strides=None if _is_row_major(tensor) else tensor.strides,
+        )
+        if tensor.begin < 0 or stored.end > end:
+            raise DamagedWeightsError(f"{name!r:.80} does not end within its storage")
+        found[name] = stored
+    return found
+
+
+def _is_row_major(tensor: _Tensor) -> bool:
+    steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
+    pairs = zip(tensor.shape, tensor.strides, steps, strict=True)
+    return all(size == 1 or stride == step for size, stride, step in pairs)

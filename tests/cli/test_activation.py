@@ -2,7 +2,7 @@
 
 import pytest
 
-from realm_jax.cli import activation, configuration
+from realm_jax.cli import bert_settings, configuration
 from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.manifests import seal
@@ -31,7 +31,7 @@ def towers_of(command, config_class, root, *bindings):
     arguments = ["--gin_file=gin/models/tiny.gin", f"--gin_file={run_file}"]
     arguments += [f"--gin.{one}" for one in given]
     configuration.parse(parser, arguments, command)
-    config = activation.follow_weights(configuration.configured(config_class))
+    config = bert_settings.follow_weights(configuration.configured(config_class))
     return getattr(config, "finetuned", config).models.retriever_config(40)
 
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from realm_jax import run_record
-from realm_jax.cli import configuration, rematerialization
+from realm_jax.cli import bert_settings, configuration
 from realm_jax.stages import STAGES
 from tests import tiny_run
 from tests.refused import refused
@@ -216,7 +216,7 @@ def test_an_undecided_rematerialization_is_said_before_anything_is_opened(
         refuse([command, *files, *macros, auto], said, "bert.BertConfig.remat to none")
 
 
-def test_which_rematerialization_is_undecided(read, tmp_path):
+def test_which_rematerialization_remat_is_undecided(read, tmp_path):
     for text, undecided in (
         ('bert.BertConfig.remat = "auto"', True),
         ('bert.BertConfig.remat = %REMAT\nREMAT = "auto"', True),
@@ -229,4 +229,4 @@ def test_which_rematerialization_is_undecided(read, tmp_path):
             f"from realm_jax.models import bert\n{text}"
         )
         read("mine.gin")
-        assert rematerialization.is_undecided() == undecided, text
+        assert bert_settings.remat_is_undecided() == undecided, text

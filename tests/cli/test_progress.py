@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from realm_jax.cli import builder_watch, progress
-from realm_jax.cli.builder_watch import BuilderWatch, builder_command
+from realm_jax.cli import progress, stages
 from realm_jax.cli.progress import StageProgress
+from realm_jax.cli.stages import BuilderWatch, builder_command
 from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.storage import open_store
@@ -56,9 +56,9 @@ class WatchedClock(Clock):
 def clock(monkeypatch):
     clock = WatchedClock()
     monkeypatch.setattr(progress, "time", clock)
-    monkeypatch.setattr(builder_watch, "time", clock)
+    monkeypatch.setattr(stages, "time", clock)
     monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(builder_watch, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(stages, "_POLL_SECONDS", 0.001)
     return clock
 
 
@@ -204,7 +204,7 @@ def test_without_a_builder_its_command_is_told_at_once_and_again(tmp_path, clock
 
 
 def test_while_a_builder_is_alive_no_command_is_told(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(builder_watch, "_ALIVE_SECONDS", float("inf"))
+    monkeypatch.setattr(stages, "_ALIVE_SECONDS", float("inf"))
     heartbeat = Heartbeat(open_store(tmp_path), BUILDER_ROLE)
     heartbeat.beat(0, activity="waiting")
     publish(tmp_path, "retriever", 0)
@@ -217,7 +217,7 @@ def test_while_a_builder_is_alive_no_command_is_told(tmp_path, clock, monkeypatc
         look_for_builder(shown)
         clock.advance(30)
         assert "waiting for the first index, 25% built" in console.file.getvalue()
-        monkeypatch.setattr(builder_watch, "_ALIVE_SECONDS", float("-inf"))
+        monkeypatch.setattr(stages, "_ALIVE_SECONDS", float("-inf"))
         look_for_builder(shown)
         assert "waiting for an index" in console.file.getvalue()
 

@@ -9,13 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from realm_jax.data.answer_spans import answer_spans, answer_starts, pattern_spans
-from realm_jax.data.normalisation import (
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from realm_jax.data.words import (
+    UNSPACED,
     answer_tokens,
+    continues_word,
     normalise_answer,
     normalise_title,
 )
-from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.data.words import UNSPACED, continues_word
 from realm_jax.metrics.answers import exact_match, has_answer, has_pattern, regex_match
 
 FLAGS = re.IGNORECASE | re.MULTILINE

@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from realm_jax.data.splits import (
+from realm_jax.data.documents import (
     held_out,
     is_held_out,
     share_of_at_least_one,

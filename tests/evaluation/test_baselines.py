@@ -3,13 +3,10 @@ import itertools
 import numpy as np
 import pytest
 
-from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.questions import Question
-from realm_jax.evaluation import baselines
-from realm_jax.evaluation.baselines import (
-    baseline_recalls,
-    random_recall,
-)
+from realm_jax.data.words import answer_tokens
+from realm_jax.evaluation import stage_results
+from realm_jax.evaluation.stage_results import baseline_recalls, random_recall
 from realm_jax.metrics import retrieval
 from realm_jax.metrics.answers import has_pattern
 
@@ -73,9 +70,9 @@ def test_patterns_are_matched_in_a_sample_where_all_would_take_long(
 
     monkeypatch.setattr(retrieval, "has_pattern", counting)
     size = corpus.num_blocks // 2
-    monkeypatch.setattr(baselines, "_MOST_MATCHED", 2 * size + 1)
+    monkeypatch.setattr(stage_results, "_MOST_MATCHED", 2 * size + 1)
     draw = np.random.default_rng(7)
-    monkeypatch.setattr(baselines.np.random, "default_rng", lambda seed: draw)
+    monkeypatch.setattr(stage_results.np.random, "default_rng", lambda seed: draw)
     estimates = [measure() for _ in range(60)]
     # Two questions, in the sample and in what BM25 finds.
     assert len(matched) <= 60 * 2 * (size + 3)

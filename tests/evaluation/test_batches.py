@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.answering.batches import batches_by_length, fill, padded_lengths
-from realm_jax.answering.spans import find_spans
+from realm_jax.answering.reader import find_spans
+from realm_jax.answering.search import batches_by_length, fill, padded_lengths
 from realm_jax.index import device_search
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import make_searcher
@@ -77,7 +77,7 @@ def test_padding_changes_nothing_but_rounding(models, corpus, embeddings, monkey
     searcher = make_searcher("device", embeddings)
     expected = make_answerer(models, corpus, searcher).answer(QUESTIONS)
     monkeypatch.setattr(
-        "realm_jax.answering.batches.padded_lengths", lambda longest: [longest]
+        "realm_jax.answering.search.padded_lengths", lambda longest: [longest]
     )
     padded = make_answerer(models, corpus, searcher).answer(QUESTIONS)
     assert_alike(expected, padded)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.answering.hybrid import BM25Index, fuse
-from realm_jax.data.normalisation import answer_tokens
+from realm_jax.data.words import answer_tokens
 
 
 def slow_bm25(documents, question, k1=0.9, b=0.4):

@@ -9,7 +9,7 @@ import pytest
 from realm_jax.answering.masks import MaskFiller
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
-from realm_jax.evaluation.masked_spans import masked_examples
+from realm_jax.evaluation.stage_results import masked_examples
 from realm_jax.index.searchers import make_searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever

@@ -21,10 +21,14 @@ from realm_jax.evaluation.comparisons import (
     masked_accuracy,
 )
 from realm_jax.evaluation.findings import verdicts
-from realm_jax.evaluation.report import render_html, render_json, write_report
+from realm_jax.evaluation.report import (
+    render_html,
+    render_json,
+    work_of_stages,
+    write_report,
+)
 from realm_jax.evaluation.report_data import RecordedStage, ReportData
 from realm_jax.evaluation.templates import duration, points, probability
-from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics.curves import Level, curves_from_lines
 from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
 from realm_jax.run_record import RunRecord

@@ -12,14 +12,14 @@ from realm_jax.evaluation import comparisons, run
 from realm_jax.evaluation.compare import compare_runs, read_run
 from realm_jax.evaluation.findings import verdicts
 from realm_jax.evaluation.loading import FinetunedModel
-from realm_jax.evaluation.open_qa import evaluate_open_qa
-from realm_jax.evaluation.report import render_html
-from realm_jax.evaluation.same_reader import (
+from realm_jax.evaluation.open_qa import (
     Baseline,
     SameReader,
+    evaluate_open_qa,
     oracle_blocks,
     random_blocks,
 )
+from realm_jax.evaluation.report import render_html
 from realm_jax.index.embedding_cache import KnownRows
 from realm_jax.metrics.answers import has_answer
 from realm_jax.training import finetune, warm_start

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from realm_jax.index import candidates
-from realm_jax.index.own_blocks import own_candidates, without_sentence
+from realm_jax.index.candidates import own_candidates, without_sentence
 from realm_jax.types import Neighbours, PretrainBatch
 from tests.index.memory_store import MemoryStore
 from tests.refused import refused

@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.metrics import answers, ranking, retrieval
+from realm_jax.metrics import answers, retrieval
 from realm_jax.metrics.answers import has_answer
 from realm_jax.metrics.retrieval import (
     bootstrap_interval,
@@ -215,16 +215,16 @@ def test_a_rate_that_never_varied_is_not_known_exactly():
 TREC = json.loads((pathlib.Path(__file__).parent / "trec_eval.json").read_text())
 GRADES = [{int(d): grade for d, grade in one.items()} for one in TREC["grades"]]
 MEASURES = {
-    **{f"recall_{k}": (ranking.recall, k) for k in (1, 5, 10)},
-    **{f"ndcg_cut_{k}": (ranking.ndcg, k) for k in (5, 10)},
-    "recip_rank of the first 5": (ranking.reciprocal_rank, 5),
+    **{f"recall_{k}": (retrieval.recall, k) for k in (1, 5, 10)},
+    **{f"ndcg_cut_{k}": (retrieval.ndcg, k) for k in (5, 10)},
+    "recip_rank of the first 5": (retrieval.reciprocal_rank, 5),
 }
 
 
 @pytest.mark.parametrize("name", TREC["expected"])
 def test_measures_are_those_of_trec_eval(name):
     measure, k = MEASURES[name]
-    found = ranking.best_first(np.array(TREC["scores"]), 14)
+    found = retrieval.best_first(np.array(TREC["scores"]), 14)
     np.testing.assert_allclose(
         measure(found, GRADES, k), TREC["expected"][name], atol=1e-8
     )
@@ -232,14 +232,14 @@ def test_measures_are_those_of_trec_eval(name):
 
 def test_what_was_not_found_has_no_rank():
     scores = np.array([[-np.inf, 2.0, -np.inf, 3.0]])
-    found = ranking.best_first(scores, 4)
+    found = retrieval.best_first(scores, 4)
     assert found.tolist() == [[3, 1, -1, -1]]
-    assert ranking.recall(found, [{0: 1, 1: 1}], 4) == [0.5]
-    assert ranking.reciprocal_rank(found, [{0: 1, 2: 1}], 4) == [0.0]
+    assert retrieval.recall(found, [{0: 1, 1: 1}], 4) == [0.5]
+    assert retrieval.reciprocal_rank(found, [{0: 1, 2: 1}], 4) == [0.0]
 
 
 def test_of_equal_scores_the_first_comes_first():
-    assert ranking.best_first(np.zeros((1, 5)), 3).tolist() == [[0, 1, 2]]
+    assert retrieval.best_first(np.zeros((1, 5)), 3).tolist() == [[0, 1, 2]]
 
 
 def test_a_document_is_as_good_as_its_best_block():
@@ -248,7 +248,7 @@ def test_a_document_is_as_good_as_its_best_block():
     # Blocks of a document need not be next to each other.
     group_of = rng.permutation(np.arange(30) % 7)
     best = [[max(row[group_of == group]) for group in range(7)] for row in scores]
-    np.testing.assert_array_equal(ranking.best_of_groups(scores, group_of), best)
+    np.testing.assert_array_equal(retrieval.best_of_groups(scores, group_of), best)
 
 
 def slow_rank(row, relevant, excluded):
@@ -266,7 +266,7 @@ def test_the_rank_of_the_best_is_that_of_a_loop():
     relevant = [set(rng.choice(9, 2, replace=False).tolist()) for _ in scores]
     excluded = [{int(rng.choice(9))} - blocks for blocks in relevant]
     expected = [slow_rank(*row) for row in zip(scores, relevant, excluded, strict=True)]
-    ranks = ranking.rank_of_best(scores, relevant, excluded)
+    ranks = retrieval.rank_of_best(scores, relevant, excluded)
     # Of two relevant ones the worse is not ranked before the better.
     assert ranks.tolist() == expected
-    assert ranking.rank_of_best(np.full((1, 3), -np.inf), [[1]], [[0]]) == [np.inf]
+    assert retrieval.rank_of_best(np.full((1, 3), -np.inf), [[1]], [[0]]) == [np.inf]

@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from realm_jax.objectives.distillation import distillation
+from realm_jax.objectives.retrieval import distillation
 
 RNG = np.random.default_rng(0)
 QUERIES, DOCUMENTS = RNG.normal(size=(3, 8)), RNG.normal(size=(3, 5, 8))

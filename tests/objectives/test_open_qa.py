@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives import open_qa
-from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.objectives.span_selection import span_selection
+from realm_jax.objectives.open_qa import AnswerMarginalization, span_selection
 
 BATCH, CANDIDATES, SPANS, NEIGHBOURS = 3, 2, 6, 7
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives import retrieval
-from realm_jax.objectives.inverse_cloze import inverse_cloze
 from realm_jax.objectives.masked_lm import Marginalization, marginal_likelihood
+from realm_jax.objectives.retrieval import inverse_cloze
 
 
 def test_log_probs_equal_a_loop_in_float64():

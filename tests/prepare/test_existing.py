@@ -15,7 +15,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import seal, unseal
-from realm_jax.prepare import examples, existing, prepare
+from realm_jax.prepare import examples, prepare
 from tests import tiny_run
 from tests.prepare.folders import contents, flip_a_bit_of_each
 
@@ -243,7 +243,7 @@ def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
     assert (code, "kept" in said) == (0, False)
     with monkeypatch.context() as patch:
         other = {"version": "9.9", "source": "0" * 64}
-        patch.setattr(existing, "package_code", lambda: other)
+        patch.setattr(examples, "package_code", lambda: other)
         code, said = realm()
     assert (code, "unknown" in said) == (0, False)
     assert "other code of realm_jax made them" in said

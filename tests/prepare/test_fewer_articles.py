@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from realm_jax.data.splits import is_held_out
+from realm_jax.data.documents import is_held_out
 from realm_jax.prepare import fewer_articles
 
 NAMES = [f"article {i}" for i in range(1000)]

@@ -9,7 +9,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from realm_jax.data.splits import is_held_out
+from realm_jax.data.documents import is_held_out
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.manifests import seal, unseal
 from realm_jax.prepare import inspect

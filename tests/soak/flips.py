@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from realm_jax.attempts import Attempt
 from realm_jax.cli.main import guard
 from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.run_record import Attempt
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.stage_config import StageConfig

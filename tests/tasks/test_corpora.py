@@ -10,12 +10,11 @@ import pytest
 import seqio
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.documents import Document
+from realm_jax.data.documents import Document, is_held_out
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import salient_examples
 from realm_jax.data.random_masking import draw_spans, draw_tokens
 from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
-from realm_jax.data.splits import is_held_out
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.materialise import materialise

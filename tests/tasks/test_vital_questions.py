@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.questions import read_questions
+from realm_jax.data.words import answer_tokens
 from realm_jax.metrics.answers import contains_tokens
 
 ROOT = Path(__file__).parents[2]

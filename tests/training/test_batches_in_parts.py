@@ -15,8 +15,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.finetune_loss import FinetuneLoss
-from realm_jax.training.packed_lengths import choose_packed_lengths
-from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.training.packed_updates import PackedLengths, choose_packed_lengths
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.warm_start_loss import WarmStartLoss
 from realm_jax.types import Lengths

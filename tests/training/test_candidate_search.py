@@ -16,8 +16,7 @@ from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import compute
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.candidate_search import DeviceSearch, RetrievingLoss
-from realm_jax.training.host_search import HostSearch
+from realm_jax.training.candidate_search import DeviceSearch, HostSearch, RetrievingLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.step_timing import Part, Stopwatch

@@ -17,8 +17,13 @@ from realm_jax.index.searchers import (
 )
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.index_drift import NEIGHBOURS, NUM_QUERIES, Probe, mean_kl
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
+from realm_jax.training.index_metrics import (
+    PROBE_NEIGHBOURS,
+    PROBE_QUERIES,
+    HeldOutQuestions,
+    Probe,
+    mean_kl,
+)
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS
@@ -37,7 +42,7 @@ def sample(corpus, tower):
     """A probe, the parameters of now, and the embeddings that they give."""
     config, params = tower
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
-    queries = examples.batch(np.arange(min(NUM_QUERIES, len(examples))))["query_ids"]
+    queries = examples.batch(np.arange(min(PROBE_QUERIES, len(examples))))["query_ids"]
     fresh = embeddings_of(params, corpus)
     return Probe(corpus, config, queries, LENGTHS.document), params, fresh
 
@@ -63,7 +68,7 @@ def test_drift_and_divergence_are_those_of_a_loop(sample, corpus):
     assert measured["index_drift"] == pytest.approx(np.mean(drift), rel=1e-3)
     divergences = []
     for query in np.asarray(probe._embed_queries(params, probe._query_ids), float):
-        found = np.argsort(-stale @ query, kind="stable")[:NEIGHBOURS]
+        found = np.argsort(-stale @ query, kind="stable")[:PROBE_NEIGHBOURS]
         p, q = np.exp(stale[found] @ query), np.exp(fresh[found] @ query)
         p, q = p / p.sum(), q / q.sum()
         divergences.append(np.sum(p * np.log(p / q)))

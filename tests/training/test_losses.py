@@ -17,8 +17,11 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization, log_share_of_batch
 from realm_jax.training.finetune_loss import FinetuneLoss
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
-from realm_jax.training.unmasked_targets import UnmaskedTargets
-from realm_jax.training.warm_start_loss import WarmStartInputs, WarmStartLoss
+from realm_jax.training.warm_start_loss import (
+    UnmaskedTargets,
+    WarmStartInputs,
+    WarmStartLoss,
+)
 from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import (
     KEY,

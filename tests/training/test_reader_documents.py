@@ -12,7 +12,7 @@ from realm_jax.training.reader_documents import (
     draw_kinds,
     masked_answers,
 )
-from realm_jax.training.unmasked_targets import draw_unmasked
+from realm_jax.training.warm_start_loss import draw_unmasked
 from realm_jax.types import PretrainBatch
 
 PAD, UNK, CLS, SEP, MASK = range(5)

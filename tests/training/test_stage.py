@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.attempts import Attempt
 from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.run_record import Attempt
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, recorded, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps

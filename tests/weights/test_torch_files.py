@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.weights.stored import DamagedWeightsError
-from realm_jax.weights.tensors import read_tensors
-from realm_jax.weights.torch_files import torch_tensors
+from realm_jax.weights.tensors import read_tensors, torch_tensors
 from tests.refused import refused
 from tests.weights.published_models import unpacked
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from realm_jax.cli import rematerialization
+from realm_jax.cli import bert_settings
 from realm_jax.data.blocks import HASH_BYTES
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.evaluation.run import EvaluateConfig
@@ -63,7 +63,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     problems += costs.problems(index, _embedding_machines(config, setting))
     chosen = {}
     if setting.chooses_remat and found.fits:
-        chosen[rematerialization.SETTING] = f'"{memory.encoder_of(config).remat}"'
+        chosen[bert_settings.REMAT] = f'"{memory.encoder_of(config).remat}"'
     return Plan(
         f"{command} on {_machines(config, setting)}",
         sections,

@@ -25,8 +25,8 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
 from realm_jax import axes
-from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.hardware import LIBTPU_FLAGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.training.partitioning import AXIS_TYPES, MeshConfig, make_mesh
 from realm_jax.training.stage_config import StageConfig

@@ -29,10 +29,9 @@ from realm_jax.training import (
     warm_start,
 )
 from realm_jax.training.optimizers import make_optimizer
-from realm_jax.training.stage_config import StageConfig
+from realm_jax.training.stage_config import StageConfig, UpdateShapes, rows_of_batch
 from realm_jax.training.state import TrainState, create_state, state_shardings
 from realm_jax.training.step import Loss, make_step
-from realm_jax.training.update_shapes import UpdateShapes, rows_of_batch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,19 +1,25 @@
 """Reads a folder of text, where each file at any depth is a document.
 
 A plain file is one *.txt. A folder of any text has Markdown too, and either gzipped.
+
+Of Markdown, the prose is read: paragraphs and lists. Headings, code, tables, HTML,
+images and the syntax of links are left out, which are no sentences. CommonMark's own
+parser finds them.
 """
 
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from etils import epath
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from realm_jax.data.documents import MAX_RECORD_BYTES, Document, Record, too_long
 from realm_jax.data.records import RecordError, decode
 from realm_jax.prepare.documents import files
-from realm_jax.prepare.documents.markdown import read_markdown
 from realm_jax.prepare.documents.source import (
     SHARD_BYTES,
     DocumentSource,
@@ -26,6 +32,14 @@ from realm_jax.prepare.documents.source import (
 _TEXT = re.compile(r"\.txt\Z")
 _TEXT_OR_MARKDOWN = re.compile(r"\.(?:txt|md|markdown)(?:\.gz)?\Z")
 _MARKDOWN = re.compile(r"\.(?:md|markdown)(?:\.gz)?\Z")
+
+
+_PARSER = MarkdownIt("commonmark").enable("table")
+
+# YAML between two lines of dashes, as static site generators have it.
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
+
+_BREAKS = ("softbreak", "hardbreak")
 
 
 class TextFolder(DocumentSource):
@@ -117,3 +131,30 @@ class AnyTextFolder(TextFolder):
     _kind = "folder"
     _described = "text or Markdown (*.txt, *.md, *.markdown, also .gz)"
     _suffix = _TEXT_OR_MARKDOWN
+
+
+def read_markdown(text: str) -> tuple[str, str]:
+    """Returns the first heading, "" if there is none, and the paragraphs.
+
+    An empty line stands between two paragraphs, or items of a list.
+    """
+    tokens = _PARSER.parse(_FRONT_MATTER.sub("", text, count=1))
+    found: dict[str, list[str]] = {"heading_open": [], "paragraph_open": []}
+    for opening, token in pairwise(tokens):
+        if token.type == "inline" and opening.type in found:
+            plain = " ".join("".join(_plain(token.children or ())).split())
+            found[opening.type].append(plain)
+    headings, paragraphs = (list(filter(None, texts)) for texts in found.values())
+    return next(iter(headings), ""), "\n\n".join(paragraphs)
+
+
+def _plain(tokens: Sequence[Token]) -> Iterator[str]:
+    """Yields the text of inline elements, without addresses that stand for a link."""
+    is_address = False
+    for token in tokens:
+        if token.type in ("link_open", "link_close"):
+            is_address = token.type == "link_open" and token.info == "auto"
+        elif token.type in ("text", "code_inline") and not is_address:
+            yield token.content
+        elif token.type in _BREAKS:
+            yield " "

@@ -7,10 +7,9 @@ import pytest
 
 from realm_jax.data.documents import Document
 from realm_jax.data.records import BadRecord
-from realm_jax.prepare.documents.markdown import read_markdown
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
-from realm_jax.prepare.documents.text import TextFolder
+from realm_jax.prepare.documents.text import TextFolder, read_markdown
 from tests.refused import refused
 
 FILES = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.prepare.open_qa.natural_questions import natural_questions
+from realm_jax.prepare.open_qa.formats import natural_questions
 from realm_jax.prepare.open_qa.sets import read_set
 from tests.refused import refused
 

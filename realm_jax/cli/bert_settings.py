@@ -1,6 +1,9 @@
-"""Takes the activation of an encoder from its weights, where gin does not name one.
+"""Settings of BERT that gin files may leave open: the activation, rematerialisation.
 
-Shapes do not reveal an activation, and published weights of one size differ in it.
+The activation is then that of the encoder's weights. Shapes do not reveal it, and
+published weights of one size differ in it. `bert.BertConfig.remat = "auto"` lets the
+planner choose what the backward pass recomputes. It writes its choice as a gin file; a
+command that makes models requires one.
 """
 
 import dataclasses
@@ -9,8 +12,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")
+
+
+REMAT = "bert.BertConfig.remat"
+
+_AUTO = "auto"
 
 
 def follow_weights(
@@ -50,3 +59,21 @@ def _with_activation(config: Any, activation: str) -> Any:
         elif value is not None:
             changed[name] = _with_activation(value, activation)
     return dataclasses.replace(config, **changed)
+
+
+def remat_is_undecided() -> bool:
+    """Returns whether gin leaves the choice to the planner."""
+    # Imported here, for commands that only show their help.
+    from realm_jax.models.bert import BertConfig
+
+    return configuration.bindings(BertConfig, resolve=True).get("remat") == _AUTO
+
+
+def require_decided_remat() -> None:
+    """Requires that gin does not leave the choice to the planner."""
+    if remat_is_undecided():
+        raise BadInputError(
+            f'expected a decision for remat="{_AUTO}", got none; have one made by '
+            "`python -m tpu_launch plan ... --write=plan.gin` and add "
+            f"--gin_file=plan.gin, or set {REMAT} to none, attention, dots or full"
+        )
