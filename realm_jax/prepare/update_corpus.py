@@ -7,9 +7,8 @@ blocks of all others are copied. The versions name each other, see `data/version
 
 A change is a line of JSON, a document with its `id` or `{"id": ..., "deleted": true}`.
 A document that replaces another takes its position, and new documents are appended in
-the order given. An id names an article, which may be several records of a source. These
-are
-replaced and deleted together, and the replacement takes the position of the first.
+the order given. An id names an article, which may be several records of a source. They
+are replaced and deleted together, and the replacement takes the position of the first.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ from realm_jax.prepare.fingerprints import (
 
 CODE = "def years(x):\n    return x + 1\n"
 MODULES = {
-    "mine": "import json, numpy, tokenizers\nfrom realm_jax.data import splits\n"
+    "mine": "import json, numpy, tokenizers\nfrom realm_jax.data import documents\n"
     "import mine_lib.deep\nfrom mine_lib import shallow, value\n"
     "def later():\n    import mine_lazy\n",
     "mine_lazy": "Y = 1\n",
