@@ -219,7 +219,7 @@ def _places(
 
 
 def _uniforms(count: int, *key: int | str) -> Float64[np.ndarray, " count"]:
-    """Returns `count` numbers like those of `documents.stable_uniform`, from one hash."""
+    """Returns `count` numbers like `documents.stable_uniform`, from one hash."""
     digest = hashlib.shake_128("\0".join(map(str, key)).encode()).digest(8 * count)
     return (np.frombuffer(digest, "<u8") >> np.uint64(11)) / (1 << 53)
 
