@@ -38,15 +38,12 @@ _PRICES = ranges.Range(
     ),
 )
 
-
 LIBTPU_FLAGS = "--fibers_default_thread_stack_size=8388608"
 """For LIBTPU_INIT_ARGS: compiling BERT-base's update for v6e overflows the stacks that
 the compiler (0.0.42.1) gives its threads by default, and ends the process."""
 
 _GIB = 1 << 30
-
 _TERA = 10**12
-
 _GIGA = 10**9
 
 

@@ -36,7 +36,6 @@ _IDENTITY = (
 )
 _PACKAGE = pathlib.Path(__file__).parent
 
-
 # How a run is done, not what it computes: of no interest where it is resumed.
 _UNIMPORTANT = ("profile", "log_period", "checkpoint_period")
 

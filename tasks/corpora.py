@@ -53,8 +53,8 @@ def register(
       tagger: None masks the spans stored with the corpus. Otherwise the salient task
         has those that this tagger finds in the blocks, whatever is stored: it runs
         when examples are made, shard by shard, and the corpus is not changed. A name
-        (see `taggers`) or an object; its model is loaded here. With `corpus`, the name
-        of the tagger of the documents, None for "auto".
+        (see `prepare.blocks`) or an object; its model is loaded here. With `corpus`,
+        the name of the tagger of the documents, None for "auto".
       vocabulary: the vocabulary that the corpus must have been prepared with, a
         `vocab.txt` or a tokenizer; None accepts any. Blocks are stored as wordpieces:
         for another vocabulary prepare the corpus again. With `corpus`, the vocabulary

@@ -82,7 +82,7 @@ class CorpusSearch:
       params: {"retriever": ...}, and what else the model has.
       lengths: padded lengths, as in training.
       batch_size: questions that are searched at once; batches with fewer are padded, so
-        that one shape is compiled for each padded length (`search.py`).
+        that one shape is compiled for each padded length.
     """
 
     retriever: RetrieverConfig

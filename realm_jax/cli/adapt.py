@@ -30,8 +30,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from realm_jax.cli import configuration, init, recorded_run
-from realm_jax.cli.init import CHAIN_NAME, corpus_name
+from realm_jax.cli import configuration, recorded_run
+from realm_jax.cli.init import (
+    CHAIN_NAME,
+    add_encoder_flags,
+    corpus_name,
+    read_encoder_start,
+)
 from realm_jax.cli.standard_input import Notes
 from realm_jax.errors import BadInputError
 
@@ -90,7 +95,7 @@ def _plan(
     from realm_jax.prepare import adapt_chain, first_chain
     from realm_jax.prepare.text_sample import TextSample, choose_masks
 
-    encoder = _require_encoder(init.read_start(flags))
+    encoder = _require_encoder(read_encoder_start(flags))
     vocabulary = encoder.vocabulary
     sample = TextSample.read(flags.text, stop)
     survey = adapt_chain.Survey.read(flags.text, stop)
@@ -250,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="their judgements: query, document and grade, tab-separated",
     )
-    init.add_encoder_flags(parser, "by default MiniLM's, which `make data` fetches")
+    add_encoder_flags(parser, "by default MiniLM's, which `make data` fetches")
     parser.add_argument(
         "--updates",
         type=recorded_run.whole_number,

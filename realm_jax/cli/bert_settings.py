@@ -16,9 +16,7 @@ from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")
 
-
 REMAT = "bert.BertConfig.remat"
-
 _AUTO = "auto"
 
 

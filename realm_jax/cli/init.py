@@ -26,14 +26,13 @@ from realm_jax.cli import configuration, recorded_run
 from realm_jax.errors import BadInputError
 
 if TYPE_CHECKING:
+    from realm_jax.prepare.encoder_start import EncoderStart
     from realm_jax.prepare.first_chain import TrainedModel
 
 CHAIN_NAME = "chain.gin"
 # Layers and width of the model that gin/runs/quickstart.gin trains.
 _MINILM_SIZE = (6, 384)
-
-
-_SETTINGS = ("width", "query_prompt", "document_prompt")
+_ENCODER_SETTINGS = ("width", "query_prompt", "document_prompt")
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
@@ -55,7 +54,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     masks = choose_masks(sample, text.validation_fraction, flags.masks)
     questions = flags.questions and first_chain.Questions.read(flags.questions)
     start = _trained_model(flags.start) if flags.start else None
-    encoder = None if start else read_start(flags)
+    encoder = None if start else read_encoder_start(flags)
     file = encoder.vocabulary_file if encoder else start and start.vocabulary
     fit = None
     if file:
@@ -172,12 +171,8 @@ def corpus_name(folder: pathlib.Path) -> str:
     return name if name and not name[0].isdigit() else f"corpus_{name}"
 
 
-if TYPE_CHECKING:
-    from realm_jax.prepare.encoder_start import EncoderStart
-
-
 def add_encoder_flags(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds the options to a parser; `default` says what starts without --weights."""
+    """Adds the options of the encoder to start with; `default` says which it is."""
     parser.add_argument(
         "--weights",
         metavar="FOLDER",
@@ -200,11 +195,11 @@ def add_encoder_flags(parser: argparse.ArgumentParser, default: str) -> None:
         )
 
 
-def read_start(flags: argparse.Namespace) -> "EncoderStart | None":
+def read_encoder_start(flags: argparse.Namespace) -> "EncoderStart | None":
     """Reads the encoder that the options name, or MiniLM; None without either."""
     from realm_jax.prepare.encoder_start import EncoderStart, find_weights
 
-    given = {name: getattr(flags, name) for name in _SETTINGS}
+    given = {name: getattr(flags, name) for name in _ENCODER_SETTINGS}
     if folder := find_weights(flags.weights):
         return EncoderStart.read(folder, **given)
     for name, value in given.items():

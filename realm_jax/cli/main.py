@@ -160,7 +160,7 @@ def _log_to_screen() -> None:
     # A stage may read a large corpus for minutes before it says anything else.
     logging.getLogger("realm_jax.data.store_files").setLevel(logging.INFO)
     # Said once, of the questions that are fine-tuned on.
-    logging.getLogger("realm_jax.training.dev_exact_match").setLevel(logging.INFO)
+    logging.getLogger("realm_jax.training.answer_coverage").setLevel(logging.INFO)
 
 
 @contextmanager

@@ -13,12 +13,11 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from realm_jax.cli.stages import run_stage
+from realm_jax.cli.stages import run_stage, watched_builder
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.cli.stages import watched_builder
     from realm_jax.training import pretrain
 
     return run_stage(

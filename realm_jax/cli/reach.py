@@ -35,10 +35,7 @@ _PLANNER = (
     "realm_jax.training.initialization.ModelFactory",
 )
 _OURS = ("realm_jax.", "tpu_launch.")
-
-
 _WIDTH = 80
-
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n   .*)*)", re.MULTILINE)
 
 

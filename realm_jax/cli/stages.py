@@ -36,12 +36,10 @@ from realm_jax.training.stage_config import StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 
-
 _POLL_SECONDS = 1.0
 
 # A builder that was killed leaves a heartbeat that says "running".
 _ALIVE_SECONDS = 60.0
-
 _REMIND_SECONDS = 60.0
 
 

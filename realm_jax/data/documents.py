@@ -38,12 +38,8 @@ NO_ARTICLE = "no article: a disambiguation page, list, index or outline"
 
 # As in the authors' code (orqa/preprocessing/wiki_preprocessor.py).
 _NO_ARTICLE_TITLE = re.compile(r"(?:List|Index|Outline) of .+|.*\(disambiguation\)")
-
-
 TRAIN = "train"
-
 VALIDATION = "validation"
-
 VALIDATION_FRACTION = 0.01
 """Share of the articles that are held out from training."""
 

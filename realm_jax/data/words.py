@@ -86,10 +86,7 @@ _AFTER_ABBREVIATION = re.compile(r"(?<=\.)-(?=[aA0g])")
 _ARGUMENT = re.compile(r"(?<=\w)\([^\W\d_]{1,4}\)")
 _POSSESSIVE = re.compile(r"(?<=\w)['’＇](?=[sS](?!\w))")
 _SUFFIX = re.compile(r"(?<=[^\W\d_])[+#]+(?!\w)")
-
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -141,7 +138,7 @@ def continues_word(pieces: Sequence[str]) -> Bool[np.ndarray, " piece"]:
     """Marks the wordpieces before which no word ends, such as "##man" in "bat ##man".
 
     This is coarser than `piece_edges`, which needs the text: a hyphen or an apostrophe
-    always separates words, as it does for `metrics.answers.answer_tokens`. Korean words
+    always separates words, as it does for `answer_tokens`. Korean words
     may end before any syllable here too, and scripts without spaces before any letter.
     """
     ends_before = (_HANGUL, _UNSPACED)
@@ -320,7 +317,7 @@ def answer_tokens(text: str) -> list[str]:
     A word is a run of letters, numbers and marks, as in DPR's tokenizer. Unlike in
     `normalise_answer`, punctuation separates words: "1914–1918" contains the answer
     "1914", and "Newton's" the answer "Newton". Where words have no spaces between them,
-    `words.split_unspaced` divides them; DPR's has a sentence of Chinese for a word.
+    `split_unspaced` divides them; DPR's has a sentence of Chinese for a word.
     """
     words = _lowered(text).translate(_WORDS_AND_SPACES).split()
     if not text.isascii():

@@ -159,7 +159,8 @@ def queries_probe(
             "nDCG@10": retrieval.ndcg(found, some, 10),
             "MRR@10": retrieval.reciprocal_rank(found, some, 10),
             **{
-                recall_name(k): retrieval.recall(found, some, k) for k in _QUERY_RECALLS
+                recall_name(k): retrieval.graded_recall(found, some, k)
+                for k in _QUERY_RECALLS
             },
         }
 

@@ -55,7 +55,6 @@ _READS: dict[str, Literal["query", "document"]] = {
     "document": "document",
 }
 
-
 # Of tasks that are named for the corpus, as `prepare` names them.
 _TASKS = ("ict", "salient", "questions")
 

@@ -272,10 +272,10 @@ class Baseline(enum.StrEnum):
     @property
     def label(self) -> str:
         """Its name in a comparison."""
-        return _LABELS[self]
+        return _BASELINE_LABELS[self]
 
 
-_LABELS = {
+_BASELINE_LABELS = {
     Baseline.CLOSED_BOOK: "closed book",
     Baseline.RANDOM: comparisons.RANDOM_BLOCKS,
     Baseline.BM25: comparisons.BM25,

@@ -3,7 +3,7 @@
 `report.html` is self-contained and loads nothing. `report.json` has the same content:
 the fields of `ReportData` and the findings, with null for numbers that are not finite.
 
-It has the speed of each stage and the breakdown of its time, by its metrics.
+Both also have the speed of each stage and the breakdown of its time.
 """
 
 import dataclasses
@@ -30,6 +30,25 @@ from realm_jax.types import NULL_BLOCK
 _NAME = "report"
 HTML_NAME, JSON_NAME = f"{_NAME}.html", f"{_NAME}.json"
 FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StageWork:
+    """Speed and time of a stage, averaged over all its lines of metrics.
+
+    Attributes:
+      time_shares: share of each measured `Part`, by its value; they add up to 1.
+      padding_share: share of padding among computed positions; None if not measured.
+      model_tflops_per_second: of the whole job; None if not measured.
+      model_flops_utilization: share of the devices' peak; None if that is not known.
+    """
+
+    stage: str
+    time_shares: Mapping[str, float]
+    examples_per_second: float
+    padding_share: float | None
+    model_tflops_per_second: float | None
+    model_flops_utilization: float | None
 
 
 def write_report(data: ReportData, directory: str) -> None:
@@ -90,25 +109,6 @@ def _mark(text: str, part: str) -> Markup:
         Markup("<mark>{}</mark>").format(piece) if index % 2 else escape(piece)
         for index, piece in enumerate(pieces)
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class StageWork:
-    """Speed and time of a stage, averaged over all its lines of metrics.
-
-    Attributes:
-      time_shares: share of each measured `Part`, by its value; they add up to 1.
-      padding_share: share of padding among computed positions; None if not measured.
-      model_tflops_per_second: of the whole job; None if not measured.
-      model_flops_utilization: share of the devices' peak; None if that is not known.
-    """
-
-    stage: str
-    time_shares: Mapping[str, float]
-    examples_per_second: float
-    padding_share: float | None
-    model_tflops_per_second: float | None
-    model_flops_utilization: float | None
 
 
 def work_of_stages(curves: Sequence[Curve]) -> list[StageWork]:

@@ -35,13 +35,11 @@ from realm_jax.types import NULL_BLOCK
 Values = dict[str, np.ndarray]
 """One value per question for each metric."""
 
-
 # Times that the patterns of a question are matched in a block: 15 microseconds each.
 _MOST_MATCHED = 4_000_000
+_SNIPPET = 240
 
 _log = logging.getLogger(__name__)
-
-_SNIPPET = 240
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,9 +39,6 @@ _SMALLEST_LEAF = 10
 # Candidates that are rescored in a tree that is not tuned.
 _REORDERED = 200
 
-_log = logging.getLogger(__name__)
-
-
 # Blocks per leaf on which k-means is trained.
 _TRAINED_ON_PER_LEAF = 60
 
@@ -51,6 +48,8 @@ _RESCORED = (50, 100, 200, 400)
 
 # Cost of reading and scoring a row, in codes that are scored meanwhile.
 _CODES_PER_ROW = 25
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +68,9 @@ class LowRecallError(BadInputError):
 class ScannConfig:
     """Configuration of ScaNN.
 
-    The tree follows from the number of blocks (`tree_shape`). What a
-    search visits is chosen by `ScannSearcher.tune`, unless it is set here. A tree that
-    is not tuned visits `usual_leaves` and rescores 200 candidates.
+    The tree follows from the number of blocks (`tree_shape`). What a search visits is
+    chosen by `ScannSearcher.tune`, unless it is set here. A tree that is not tuned
+    visits `usual_leaves` and rescores 200 candidates.
 
     Attributes:
       brute_force_below: number of blocks below which every block is scored exactly,

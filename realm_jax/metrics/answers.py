@@ -30,15 +30,13 @@ from realm_jax.data.words import (
 from realm_jax.errors import BadInputError, StoppedError
 
 _LEADING_ANYTHING = re.compile(r"\A(?:\.\*\??)+(?![*+?{])")
-
-_log = logging.getLogger(__name__)
-
-
 LONGEST_SECONDS = 10.0
 """Longest that one pattern is searched for in one text; most take microseconds."""
 
 SECONDS_AFTER_CTRL_C = 0.5
 """Longest that a search goes on after Ctrl-C."""
+
+_log = logging.getLogger(__name__)
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> bool:

@@ -24,8 +24,6 @@ RESAMPLES = 10_000
 # Bound the memory for resampled values and for texts of blocks.
 _VALUES_AT_A_TIME = 4_000_000
 _BLOCKS_AT_A_TIME = 1024
-
-
 Grades = Mapping[int, int]
 """Document -> grade, of the documents that were judged for a query."""
 
@@ -246,7 +244,7 @@ def rank_of_best(
     return np.array(ranks, np.float64)
 
 
-def recall(
+def graded_recall(
     found: Int[np.ndarray, "query neighbour"], judged: Sequence[Grades], k: int
 ) -> Float[np.ndarray, " query"]:
     """Returns the share of a query's relevant documents among the first k."""

@@ -57,13 +57,10 @@ from realm_jax.prepare.vocabularies import VocabularyTraining
 
 # Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
 _DOCUMENTS_PER_BATCH = 512
-
 PART_VERSION = 5
 """Version of the format of parts: a killed run resumes only with parts of the same."""
 
-
 _TAGGERS = {"spacy": SpacyTagger, "rules": RuleTagger, "given": PreAnnotated}
-
 CHECKPOINT = "checkpoint:"
 """Prefix of a tagger's name, followed by the folder of a token classifier."""
 

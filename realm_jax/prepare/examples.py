@@ -45,13 +45,11 @@ _BLOCKS_PER_SHARD = 4096
 _MAX_SHARDS = 1024
 _NAME = re.compile(r"(.+)\.(.+)\.(\d+)-of-(\d+)\.[0-9a-f]+")
 
-
 if TYPE_CHECKING:
     from realm_jax.prepare.seqio_tasks import RegisteredTask
 
 ExampleTask: TypeAlias = "CorpusTask | RegisteredTask"
 """A task whose examples are materialised."""
-
 
 MADE_BY = "made_by"
 """Entry of the metadata of examples, and of corpus.json."""

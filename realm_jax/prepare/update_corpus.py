@@ -52,8 +52,14 @@ from realm_jax.prepare.scratch import (
 )
 
 _CHANGES_AT_ONCE = 1 << 12
+# Work can be stopped between two batches of documents.
+_DOCUMENTS_AT_ONCE = 1 << 12
 
 _log = logging.getLogger(__name__)
+
+
+class Deletion(Document):
+    """A document to be deleted, represented without title and text."""
 
 
 @dataclass(frozen=True)
@@ -369,14 +375,6 @@ def _summary(store: BlockStore, changes: Changes, places: Places) -> Update:
         deleted=int(np.count_nonzero(changes.deleted)),
         new_blocks=int(new.sum(dtype=np.int64)),
     )
-
-
-# Work can be stopped between two batches of documents.
-_DOCUMENTS_AT_ONCE = 1 << 12
-
-
-class Deletion(Document):
-    """A document to be deleted, represented without title and text."""
 
 
 def change_from_json(line: bytes, where: str) -> Document:

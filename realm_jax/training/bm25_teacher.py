@@ -33,18 +33,16 @@ from realm_jax.training.stage import Stage
 from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start_loss import TaughtQueries
 
-NUM_CANDIDATES = 256
+TAUGHT_BLOCKS = 256
 """Blocks of a query over which the tower learns the teacher's distribution."""
 
-
-QUERY_LENGTH = 40
+PSEUDO_QUERY_LENGTH = 40
 """Wordpieces of `[CLS] x [SEP]` at most; people ask for things in fewer."""
 
 NUM_DRAWS = 3
 """Random numbers that a pseudo-query takes."""
 
 _FEWEST_WORDS = 3
-
 _SPAN_WORDS = range(4, 15)
 
 
@@ -86,7 +84,7 @@ class BM25Teacher:
                 f"expected blocks of different texts in {stage.corpus.directory} with "
                 "BM25_WEIGHT, got copies of one; give more text, or set BM25_WEIGHT=0"
             )
-        self._num_candidates = min(NUM_CANDIDATES, others)
+        self._num_candidates = min(TAUGHT_BLOCKS, others)
         source = stage.index_source("device", embed)
         index = dataclasses.replace(source, keeps_rows=True).open_first(
             self._retriever(), stop, resumes=stage.details is not None
@@ -104,7 +102,7 @@ class BM25Teacher:
         )[local_rows(stage.mesh, config.batch_size)]
         blocks = stage.corpus.texts(own)
         texts = [*map(pseudo_query, blocks, drawn)]
-        length = min(config.models.lengths.query, QUERY_LENGTH)
+        length = min(config.models.lengths.query, PSEUDO_QUERY_LENGTH)
         ids = query_rows(texts, length, stage.corpus.vocabulary)
         queries = self._embed_queries(self._retriever(), place_batch(stage.mesh, ids))
         stage.stopwatch.wait_for(queries)

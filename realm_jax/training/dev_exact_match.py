@@ -2,10 +2,6 @@
 
 The authors' code also exports the checkpoint that is best on dev, but compares spans of
 wordpieces. Here it is the exact match of the text, as `realm evaluate` reports it.
-
-Before training, `require_answers` says how many questions can be learned from: one
-without an answer in the blocks that are retrieved for it teaches nothing (ORQA, section
-5).
 """
 
 import logging
@@ -14,23 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 
 from realm_jax import multihost
 from realm_jax.answering.answers import Answer
 from realm_jax.answering.reader import Answerer
-from realm_jax.answering.search import search_questions
-from realm_jax.data.examples import Batched
 from realm_jax.data.questions import (
     Question,
     questions_fingerprint,
     read_questions,
 )
 from realm_jax.errors import BadInputError
-from realm_jax.index.answer_labels import AnswerLabels
-from realm_jax.index.searchers import Searcher
 from realm_jax.metrics.answers import is_right
-from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training.checkpoint_manifests import (
     DEV_EXACT_MATCH,
     ENDED_EARLY,
@@ -40,7 +31,6 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.stage import CheckpointDetails, Stage
 from realm_jax.training.step_timing import Part
-from realm_jax.types import QuestionBatch
 
 _TRAINED_ON = "train"
 """The split that `realm finetune` trains on."""
@@ -55,9 +45,6 @@ _WITHOUT_BETTER = "evaluations_without_better"
 """In a checkpoint's details: measurements since that one."""
 
 _log = logging.getLogger(__name__)
-
-
-_MOST_QUESTIONS = 256
 
 
 def is_correct(answer: Answer, question: Question) -> bool:
@@ -216,46 +203,3 @@ class DevExactMatch:
                 f"checkpoint so far, got {len(self._questions)} others, whose scores "
                 "do not compare; give those, or use another MODEL_DIR"
             )
-
-
-def require_answers(
-    config: RetrieverConfig,
-    params: PyTree,
-    searcher: Searcher,
-    examples: Batched,
-    labels: AnswerLabels,
-    num_retrieved: int,
-    batch_size: int,
-) -> None:
-    """Logs the share of questions with an answer in their retrieved blocks.
-
-    Up to 256 questions are looked at, evenly spread; a collective call. If none has an
-    answer, it is a `BadInputError`.
-    """
-    count = min(len(examples), _MOST_QUESTIONS)
-    rows = np.linspace(0, len(examples) - 1, count).astype(int)
-    questions = QuestionBatch(**examples.batch(rows))
-    found = search_questions(
-        *(config, params, searcher, np.asarray(questions.question_ids)),
-        *(num_retrieved,),
-        batch_size=batch_size,
-    )
-    answered = multihost.run_on_primary(
-        lambda: int(labels.blocks(questions, found.ids).any(axis=-1).sum())
-    )
-    if not answered:
-        raise BadInputError(
-            f"expected an answer in the {num_retrieved:,} blocks that are retrieved "
-            f"for a question, got none for {count:,} of {len(examples):,} questions; "
-            "nothing can be learned; check that the answers are spelled as in "
-            "the text, that their articles are in CORPUS, and that they have at most "
-            "ten wordpieces"
-        )
-    if multihost.is_first():
-        _log.info(
-            "%.1f%% of %s questions%s have an answer in the %s blocks retrieved for "
-            "them; the others teach nothing",
-            *(100 * answered / count, f"{count:,}"),
-            f", of {len(examples):,}," if count < len(examples) else "",
-            f"{num_retrieved:,}",
-        )

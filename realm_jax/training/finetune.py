@@ -39,11 +39,8 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.run_record import Attempt
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
-from realm_jax.training.dev_exact_match import (
-    DevExactMatch,
-    read_dev_questions,
-    require_answers,
-)
+from realm_jax.training.answer_coverage import require_answers
+from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, train_loop

@@ -39,7 +39,6 @@ from realm_jax.training.stage import Stage
 from realm_jax.types import NULL_BLOCK, Neighbours
 
 PROBE_QUERIES = 32
-
 PROBE_NEIGHBOURS = 8
 
 

@@ -29,11 +29,8 @@ from realm_jax.types import Array, Lengths
 Inputs = TypeVar("Inputs")
 Auxiliary = TypeVar("Auxiliary")
 
-
 _SAMPLED = 4096
-
 _BATCHES = 64
-
 _MULTIPLE = 8
 
 # Of a model's work; packing that leaves more is not worth a second program.
@@ -49,7 +46,6 @@ class PackedLengths:
 
 
 UNPACKED = PackedLengths()
-
 Compute = Callable[[PackedLengths, PyTree, Inputs, jax.Array], tuple[Array, Auxiliary]]
 """A loss: (lengths of rows, parameters, inputs, key) to a scalar and what is beside
 it."""
@@ -136,7 +132,7 @@ def choose_packed_lengths(
     """Returns the lengths that save the most work; None if packing saves little.
 
     Batches of random blocks and queries, [example, query], are drawn. A longer row fits
-    more of them, and a batch that does not fit is not packed (`packed_updates.py`). A
+    more of them, and a batch that does not fit is not packed. A
     microbatch on one device embeds `num_documents`, perhaps 0, and reads `num_joined`.
     """
     random = np.random.default_rng(0)

@@ -33,7 +33,11 @@ from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.placement import local_rows, place_batch
 from realm_jax.run_record import Attempt
 from realm_jax.stages import WARM_START, StageSpec
-from realm_jax.training.bm25_teacher import NUM_CANDIDATES, QUERY_LENGTH, BM25Teacher
+from realm_jax.training.bm25_teacher import (
+    PSEUDO_QUERY_LENGTH,
+    TAUGHT_BLOCKS,
+    BM25Teacher,
+)
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (
@@ -314,8 +318,8 @@ def update_shapes(
         if config.bm25_weight:
             sizes = {
                 "batch": config.batch_size,
-                "query": min(lengths.query, QUERY_LENGTH),
-                "candidate": min(NUM_CANDIDATES, corpus.num_blocks - 1),
+                "query": min(lengths.query, PSEUDO_QUERY_LENGTH),
+                "candidate": min(TAUGHT_BLOCKS, corpus.num_blocks - 1),
                 "projection": retriever.config.projection_size,
             }
             pairs = shapes_of(TaughtQueries, sizes, mesh)

@@ -22,7 +22,6 @@ from realm_jax.metrics.means import Means, mean_of, merge, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives import open_qa, retrieval
-from realm_jax.objectives.retrieval import distillation
 from realm_jax.training.packed_updates import PackedLengths, Sequences, compute_packed
 from realm_jax.training.reader_documents import KINDS, DocumentKind
 from realm_jax.training.step import Loss, run_model, split_key
@@ -173,7 +172,7 @@ class WarmStartLoss(Loss):
     def _distillation_loss(
         self, params: PyTree, inputs: TaughtQueries, key: jax.Array | None
     ) -> tuple[Array, Means]:
-        taught = distillation(
+        taught = retrieval.distillation(
             self._embed_queries(params, inputs.query_ids, key),
             inputs.block_embeddings,
             inputs.teacher,

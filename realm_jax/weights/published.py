@@ -1,7 +1,7 @@
 """Reads a published model, whatever its layout.
 
     config.json of model type "realm"      `realm.py`
-    a checkpoint of TensorFlow             `tf_checkpoint.py` and `tf_checkpoint.py`
+    a checkpoint of TensorFlow             `tf_checkpoint.py`
     config.json of a BERT                  a sentence encoder, `published_encoder.py`
 
 A checkpoint is best accompanied by the `bert_config.json` that it was trained with. The

@@ -50,7 +50,6 @@ _FILES = (
     FLAX_FILE,
 )
 _LARGEST_INDEX = 1 << 26
-
 Tensor = StoredTensor | np.ndarray
 """A tensor in a file, or one that had to be read."""
 
@@ -59,8 +58,6 @@ _OLD_SPELLINGS = {
     "LayerNorm.beta": "LayerNorm.bias",
 }
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
-
-
 _LOCAL_HEADER = 30
 
 # The pickle of a model lists names and shapes; that of BERT has 50 KB.
@@ -176,7 +173,7 @@ _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 
 @dataclasses.dataclass(frozen=True)
-class _Storage:
+class _PickledStorage:
     """A storage that the pickle names."""
 
     key: str
@@ -185,10 +182,10 @@ class _Storage:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tensor:
+class _PickledTensor:
     """A tensor as a part of a storage; counts are of elements."""
 
-    storage: _Storage
+    storage: _PickledStorage
     begin: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -201,13 +198,13 @@ class _RebuildTensor:
 
     def __call__(
         self, storage: Any, begin: Any, shape: Any, strides: Any, *rest: Any
-    ) -> _Tensor:
+    ) -> _PickledTensor:
         numbers = (begin, *shape, *strides)
-        if not isinstance(storage, _Storage) or any(
+        if not isinstance(storage, _PickledStorage) or any(
             type(number) is not int for number in numbers
         ):
             raise pickle.UnpicklingError("a tensor has no storage, or no sizes")
-        return _Tensor(storage, begin, tuple(shape), tuple(strides))
+        return _PickledTensor(storage, begin, tuple(shape), tuple(strides))
 
 
 class _RebuildParameter:
@@ -238,7 +235,7 @@ class _Unpickler(pickle._Unpickler):
                 f"it asks for {module_name}.{global_name}"
             ) from error
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> _PickledStorage:
         """Returns the storage that a persistent id names."""
         kind, dtype, key, _, size, *_ = pid
         if (
@@ -247,7 +244,7 @@ class _Unpickler(pickle._Unpickler):
             or type(size) is not int
         ):
             raise pickle.UnpicklingError(f"it has a reference {pid!r:.80}")
-        return _Storage(str(key), dtype, size)
+        return _PickledStorage(str(key), dtype, size)
 
 
 def torch_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
@@ -262,7 +259,7 @@ def torch_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
             state, places = _of_archive(path)
         else:
             state, places = _of_pickles(path)
-        return _stored(path, state, places)
+        return _stored_pickled(path, state, places)
     except DamagedWeightsError:
         raise
     # What `pickle` raises for bytes that are no pickle is not documented.
@@ -306,7 +303,7 @@ def _of_pickles(path: pathlib.Path) -> tuple[Any, dict[str, tuple[int, int]]]:
         raise DamagedWeightsError("it is neither an archive nor of PyTorch")
     _load(data)  # Sizes of the writer's numbers.
     state = _load(data)
-    tensors = [value for value in state.values() if isinstance(value, _Tensor)]
+    tensors = [value for value in state.values() if isinstance(value, _PickledTensor)]
     storages = {tensor.storage.key: tensor.storage for tensor in tensors}
     places, keys = {}, _load(data)
     begin = data.tell()
@@ -339,14 +336,14 @@ def _load(data: io.BytesIO) -> Any:
     return _Unpickler(data).load()
 
 
-def _stored(
+def _stored_pickled(
     path: pathlib.Path, state: Any, places: Mapping[str, tuple[int, int]]
 ) -> dict[str, StoredTensor]:
     if not isinstance(state, dict):
         raise DamagedWeightsError("it is no dictionary of tensors")
     found = {}
     for name, tensor in state.items():
-        if not isinstance(tensor, _Tensor) or not isinstance(name, str):
+        if not isinstance(tensor, _PickledTensor) or not isinstance(name, str):
             raise DamagedWeightsError(f"its entry {name!r:.80} is no tensor")
         dtype, key = tensor.storage.dtype, tensor.storage.key
         if key not in places:
@@ -362,7 +359,7 @@ def _stored(
     return found
 
 
-def _is_row_major(tensor: _Tensor) -> bool:
+def _is_row_major(tensor: _PickledTensor) -> bool:
     steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
     pairs = zip(tensor.shape, tensor.strides, steps, strict=True)
     return all(size == 1 or stride == step for size, stride, step in pairs)

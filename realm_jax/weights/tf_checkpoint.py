@@ -46,13 +46,11 @@ _DTYPES = {
     19: np.dtype("<f2"),
 }
 
-
 _OPTIMIZER = re.compile(
     r"(^|/)(adam_[mv]|AdamWeightDecayOptimizer\w*|global_step|save_counter|optimizer)(/|$)"
 )
 
 _MODULES = re.compile(r"^(?:module(?:_\d+)?/)+")
-
 _LAYER = re.compile(r"/layer_(\d+)/")
 
 _LEAVES = {
@@ -85,7 +83,6 @@ _READER = {
 }
 
 _OF_READERS = "reader"
-
 _PROJECTION = ("dense/", "LayerNorm/")
 
 # Of the model garden: numbers of `layer_with_weights` before the encoder's layers.

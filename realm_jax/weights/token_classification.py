@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-from realm_jax.data import salient_spans
+from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
 from realm_jax.data.features import query_row
 from realm_jax.data.salient_spans import Span, bare_name, date_spans, merge
@@ -91,9 +91,7 @@ class CheckpointTagger:
     def __init__(self, folder: str | pathlib.Path):
         """Loads the checkpoint in `folder`."""
         self.classifier = load_token_classifier(folder)
-        self.name = (
-            f"checkpoint-{_fingerprint(folder)[:16]}-{salient_spans.DATES_VERSION}"
-        )
+        self.name = f"checkpoint-{_fingerprint(folder)[:16]}-{dates.VERSION}"
 
     def tag(self, texts: Sequence[str]) -> list[list[Span]]:
         """Returns the spans of each text: in order, disjoint, not empty."""

@@ -216,7 +216,7 @@ def test_an_undecided_rematerialization_is_said_before_anything_is_opened(
         refuse([command, *files, *macros, auto], said, "bert.BertConfig.remat to none")
 
 
-def test_which_rematerialization_remat_is_undecided(read, tmp_path):
+def test_which_rematerialization_is_undecided(read, tmp_path):
     for text, undecided in (
         ('bert.BertConfig.remat = "auto"', True),
         ('bert.BertConfig.remat = %REMAT\nREMAT = "auto"', True),

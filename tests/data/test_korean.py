@@ -5,8 +5,9 @@ import unicodedata
 import numpy as np
 import pytest
 
+from realm_jax.data.dates import find_dates
 from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger, find_dates
+from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from tests.corpus_builder import build_corpus
 from tests.data.korean_articles import ARTICLES, SENTENCES

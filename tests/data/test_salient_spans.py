@@ -4,13 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.data.salient_spans import (
-    RuleTagger,
-    SpacyTagger,
-    Span,
-    find_dates,
-    merge,
-)
+from realm_jax.data.dates import find_dates
+from realm_jax.data.salient_spans import RuleTagger, SpacyTagger, Span, merge
 
 
 def quote(text, ranges):

@@ -215,7 +215,7 @@ def test_a_rate_that_never_varied_is_not_known_exactly():
 TREC = json.loads((pathlib.Path(__file__).parent / "trec_eval.json").read_text())
 GRADES = [{int(d): grade for d, grade in one.items()} for one in TREC["grades"]]
 MEASURES = {
-    **{f"recall_{k}": (retrieval.recall, k) for k in (1, 5, 10)},
+    **{f"recall_{k}": (retrieval.graded_recall, k) for k in (1, 5, 10)},
     **{f"ndcg_cut_{k}": (retrieval.ndcg, k) for k in (5, 10)},
     "recip_rank of the first 5": (retrieval.reciprocal_rank, 5),
 }
@@ -234,7 +234,7 @@ def test_what_was_not_found_has_no_rank():
     scores = np.array([[-np.inf, 2.0, -np.inf, 3.0]])
     found = retrieval.best_first(scores, 4)
     assert found.tolist() == [[3, 1, -1, -1]]
-    assert retrieval.recall(found, [{0: 1, 1: 1}], 4) == [0.5]
+    assert retrieval.graded_recall(found, [{0: 1, 1: 1}], 4) == [0.5]
     assert retrieval.reciprocal_rank(found, [{0: 1, 2: 1}], 4) == [0.0]
 
 

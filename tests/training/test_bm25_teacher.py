@@ -103,7 +103,7 @@ def test_the_teacher_is_the_encoder_with_bm25_beside_it(
 
     Every other block counts as a copy of the one before it.
     """
-    monkeypatch.setattr(bm25_teacher, "NUM_CANDIDATES", 7)
+    monkeypatch.setattr(bm25_teacher, "TAUGHT_BLOCKS", 7)
     opened = BlockStore.open
 
     def open_with_copies(*given, **options):

@@ -305,7 +305,7 @@ def test_how_many_questions_can_be_learned_from_is_said_first(
     assert not finished_steps(open_store(tmp_path))
     half = len(asked) // 2
     with_questions(corpus, "half", [*lost[:half], *asked[half:]])
-    with caplog.at_level(logging.INFO, "realm_jax.training.dev_exact_match"):
+    with caplog.at_level(logging.INFO, "realm_jax.training.answer_coverage"):
         config = tiny_world.finetune_config(world, tmp_path, task="half")
         first_inputs(monkeypatch, config)
     share = 100 * (len(asked) - half) / len(asked)

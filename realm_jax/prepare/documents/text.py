@@ -32,13 +32,10 @@ from realm_jax.prepare.documents.source import (
 _TEXT = re.compile(r"\.txt\Z")
 _TEXT_OR_MARKDOWN = re.compile(r"\.(?:txt|md|markdown)(?:\.gz)?\Z")
 _MARKDOWN = re.compile(r"\.(?:md|markdown)(?:\.gz)?\Z")
-
-
 _PARSER = MarkdownIt("commonmark").enable("table")
 
 # YAML between two lines of dashes, as static site generators have it.
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
-
 _BREAKS = ("softbreak", "hardbreak")
 
 

@@ -1,4 +1,4 @@
 """Readers of the published Open-QA sets, from their files or from TFDS.
 
-`formats` reads files, `sources` finds them, `sets` defines the sets and their splits.
+`formats` reads files, `sets` defines the sets, their splits, and finds their files.
 """

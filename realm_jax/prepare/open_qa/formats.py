@@ -1,8 +1,9 @@
 """Reads the files in which Open-QA sets are published.
 
-Each reader takes the text of a file and its name in messages, and yields its records in
-order. A malformed record raises an error with its place; a question that its set
-declares unanswerable is a record without answers.
+Each reader takes the text of a file and its name in messages (`natural_questions` takes
+its path alone), and yields its records in order. A malformed record raises an error
+with its place; a question that its set declares unanswerable is a record without
+answers.
 
 Of raw Natural Questions, NQ-open is made as ORQA made it (Lee et al. 2019): a question
 keeps the short answers of all its annotations that have at most five tokens, and the
@@ -31,9 +32,7 @@ from realm_jax.prepare.documents.files import (
 from realm_jax.prepare.documents.lines import split_lines
 
 MAX_ANSWER_TOKENS = 5
-
 _MAX_LINE_BYTES = 1 << 28
-
 _TAG = re.compile(r"<[^>]*>")
 
 
@@ -244,18 +243,18 @@ def natural_questions(path: str) -> Iterator[Record]:
         if line.content is None:
             raise _wrong_page("a line", where, f"one of {line.length:,} bytes")
         if line.content.strip():
-            yield _question(json_object(line.content, where), where)
+            yield _natural_question(json_object(line.content, where), where)
 
 
-def _question(record: dict[str, Any], where: str) -> Record:
+def _natural_question(record: dict[str, Any], where: str) -> Record:
     try:
-        tokens = _tokens(record)
+        tokens = _page_tokens(record)
         spans = [
             (answer["start_token"], answer["end_token"])
             for annotation in record["annotations"]
             for answer in annotation["short_answers"]
         ]
-        answers = [_words(tokens, *span) for span in spans]
+        answers = [_page_words(tokens, *span) for span in spans]
         name = str(record["example_id"])
     except (KeyError, TypeError, IndexError) as error:
         raise _wrong_page(
@@ -269,7 +268,7 @@ def _question(record: dict[str, Any], where: str) -> Record:
     return Record(text_field(record, "question_text", where), texts, id=name)
 
 
-def _tokens(record: dict[str, Any]) -> list[str]:
+def _page_tokens(record: dict[str, Any]) -> list[str]:
     """Returns the tokens of the page, "" for those of HTML."""
     if "document_tokens" in record:
         tokens = record["document_tokens"]
@@ -278,7 +277,7 @@ def _tokens(record: dict[str, Any]) -> list[str]:
     return ["" if _TAG.fullmatch(token) else token for token in tokens]
 
 
-def _words(tokens: list[str], start: int, end: int) -> list[str]:
+def _page_words(tokens: list[str], start: int, end: int) -> list[str]:
     if not 0 <= start < end <= len(tokens):
         raise IndexError(f"tokens {start} to {end} of {len(tokens)}")
     return [token for token in tokens[start:end] if token]

@@ -32,9 +32,6 @@ from realm_jax.storage import open_store
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 JSON_LINES = "json_lines"
 
-_log = logging.getLogger(__name__)
-
-
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 """A folder or a file, local or gs://; `tfds:NAME`; or the file of each split.
 
@@ -48,8 +45,9 @@ Layout: TypeAlias = Mapping[str, str]
 `*` matches any number of files in one folder.
 """
 
-
 _TFDS = "tfds:"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
