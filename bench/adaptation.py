@@ -293,7 +293,7 @@ class Bench:
     def _as_read(self, query: str) -> str:
         """Returns what the towers read of a query, without what they cut."""
         pieces = self.corpus.vocabulary.encode(query).offsets[: self._length - 2]
-        return query[: pieces[-1, 1]]
+        return query[: pieces[-1, 1]] if len(pieces) else ""
 
     def _negatives(
         self, sentences: Sequence[tuple[int, str]]

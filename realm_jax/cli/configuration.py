@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 import gin
 
 from realm_jax.cli import reach, renamed, values
-from realm_jax.cli.reach import settings_help
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES, StageSpec
 
@@ -66,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         if self.stage is None:
             return text
         before, example, after = text.partition("\nExample:\n")
-        return f"{before}\n{settings_help(self.stage)}\n{example}{after}"
+        return f"{before}\n{reach.settings_help(self.stage)}\n{example}{after}"
 
     def error(self, message: str) -> NoReturn:
         """Raises the error as one line instead of printing the usage."""

@@ -35,6 +35,8 @@ _PLANNER = (
     "realm_jax.training.initialization.ModelFactory",
 )
 _OURS = ("realm_jax.", "tpu_launch.")
+# What a command line can say, and not an object.
+_PLAIN = (bool, int, float, str, tuple, type(None))
 _WIDTH = 80
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n   .*)*)", re.MULTILINE)
 
@@ -180,10 +182,6 @@ def _read_from(roots: Sequence[str]) -> set[Setting]:
                 inner = tuple(reference.scopes) or scope
                 pending.append((inner, reference.configurable.selector))
     return found
-
-
-# What a command line can say, and not an object.
-_PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 def settings_help(spec: StageSpec) -> str:

@@ -58,6 +58,8 @@ _OLD_SPELLINGS = {
     "LayerNorm.beta": "LayerNorm.bias",
 }
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
+# Of the format before version 1.6: the first pickles of the file.
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _LOCAL_HEADER = 30
 
 # The pickle of a model lists names and shapes; that of BERT has 50 KB.
@@ -166,10 +168,6 @@ def _from_flax(tree: Any) -> dict[str, Tensor]:
             array = array.T
         tensors[".".join([*module, _LEAVES.get(leaf, leaf)])] = array
     return tensors
-
-
-# Of the format before version 1.6: the first pickles of the file.
-_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from realm_jax.prepare.documents.tfds import (
     read_split,
 )
 from realm_jax.prepare.open_qa import formats
-from realm_jax.prepare.open_qa.formats import Record, natural_questions
+from realm_jax.prepare.open_qa.formats import Record
 from realm_jax.storage import open_store
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
@@ -247,7 +247,7 @@ SETS: Mapping[str, QuestionSet] = {
         _record("answer"),
     ),
     "natural_questions": QuestionSet(
-        natural_questions,
+        formats.natural_questions,
         [
             _train_and_test("nq-train-*.jsonl", "nq-dev-*.jsonl"),
             _train_and_test(
