@@ -69,9 +69,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         if flags.run:
             config = _recorded(flags, progress.note)
         model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
-        attempt = Attempt(
-            "evaluate", config, argv, gin=operative_config_str, note=progress.note
-        )
+        # Settings that changed are no news: nothing of an earlier report is kept.
+        attempt = Attempt("evaluate", config, argv, gin=operative_config_str)
         if config.follow:
             reports = follow(config, progress, stop)
         else:
