@@ -73,7 +73,7 @@ def test_ask_a_model(model_dir, world):
 def test_own_corpus_and_task(tmp_path):
     names, *shown = run("own_corpus_and_task.py", tmp_path / "made", cwd=tmp_path)
     assert names.split() == [
-        *("towns_blocks", "towns_ict", "towns_salient"),
+        *("towns_blocks", "towns_ict", "towns_salient", "towns_terms"),
         *("towns_random_tokens", "towns_random_spans", "towns_years"),
     ]
     assert len(shown) == 2

@@ -226,7 +226,7 @@ def _main() -> None:
 def _run_command(what: str, number: str) -> None:
     """Runs `realm pretrain`, in place of which one process does `what`."""
 
-    def run(config, report, stop):
+    def run(config, report, stop, attempt):
         is_chosen = multihost.number() == int(number)
         if what == "stop":
             asked = multihost.StopRequest(stop)
@@ -250,6 +250,7 @@ def _run_command(what: str, number: str) -> None:
         train_steps=1,
         model_dir="",
         profile=False,
+        gin_file=(),
         **dict.fromkeys(("warm_start", "reader_warm_start", "retriever_source"), ""),
     )
     with (

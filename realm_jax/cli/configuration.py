@@ -65,7 +65,9 @@ class Parser(argparse.ArgumentParser):
         if self.stage is None:
             return text
         before, example, after = text.partition("\nExample:\n")
-        return f"{before}\n{reach.settings_help(self.stage)}\n{example}{after}"
+        run_file = _found(f"gin/runs/{self.stage.name}.gin")
+        settings = reach.settings_help(self.stage, run_file)
+        return f"{before}\n{settings}\n{example}{after}"
 
     def error(self, message: str) -> NoReturn:
         """Raises the error as one line instead of printing the usage."""

@@ -184,10 +184,10 @@ def _read_from(roots: Sequence[str]) -> set[Setting]:
     return found
 
 
-def settings_help(spec: StageSpec) -> str:
+def settings_help(spec: StageSpec, run_file: str) -> str:
     """Returns the settings of a stage: name, value in its run file, and meaning."""
     gin.clear_config(clear_constants=True)
-    gin.parse_config_file(f"runs/{spec.name}.gin")
+    gin.parse_config_file(run_file)
     bound = dict(settings())
     lines = ["Settings, --gin.NAME=VALUE:"]
     for setting, value in bound.items():

@@ -141,7 +141,8 @@ def test_a_folder_of_markdown(text, encoder, planning):
 
 class TestRefused:
     @pytest.fixture(autouse=True)
-    def _nothing_runs(self, planning):
+    def _nothing_runs(self, planning, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
         yield
         assert planning == []
         assert not pathlib.Path("runs").exists()

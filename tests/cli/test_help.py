@@ -33,8 +33,12 @@ def test_realm_help_lists_the_commands_in_their_order(capsys):
 
 @pytest.mark.parametrize("command", [c for c, spec in STAGES.items() if spec.config])
 def test_help_describes_each_setting_and_has_an_example_of_the_run_file(
-    command, capsys
+    command, capsys, tmp_path, monkeypatch
 ):
+    # Where a chain has run, and `python -m` has its folder on the path.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "runs").mkdir()
     said = help_of(command, capsys)
     assert said.startswith(f"usage: realm {command}")
     settings = re.search(r"\nSettings, [^\n]*:\n(.*?)\n\n", said, re.DOTALL)

@@ -50,11 +50,18 @@ def test_a_small_run_compiles_for_a_pod(name):
 
 def test_the_compiler_and_the_counting_agree_that_it_is_too_much():
     asked = on("v2-8", corpus=SMALL, compiles=True)
-    found = devices.of_training(config("none", batch_size=64 * 128), asked)
+    found = devices.of_training(config("none", batch_size=64 * 256), asked)
+    assert found.temporaries.is_compiled
     assert not found.fits
+    assert devices.counted(found.config, asked).temporaries.num_bytes > found.limit
+
+
+def test_counting_is_within_a_factor_of_two_of_compiling():
+    asked = on("v2-8", corpus=SMALL, compiles=True)
+    # Near the limit of a device the compiler computes values twice to save memory.
+    found = devices.of_training(config("none", batch_size=64 * 16), asked)
     assert found.temporaries.is_compiled
     counted = devices.counted(found.config, asked).temporaries
-    assert counted.num_bytes > found.limit
     assert 0.5 < counted.num_bytes / found.temporaries.num_bytes < 2
 
 
