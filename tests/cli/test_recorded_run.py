@@ -186,9 +186,12 @@ def measured(folder):
     return rows, bool(report["masked_accuracy"])
 
 
-def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path):
-    assert main(["evaluate", str(moved), f"--output={tmp_path / 'again'}"]) == 0
+def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path, capsys):
     again, before = tmp_path / "again", moved / "evaluate"
+    shutil.copytree(before / "settings", again / "settings")
+    assert main(["evaluate", str(moved), f"--output={again}"]) == 0
+    # The settings of a folder are others than those of the gin files: no news.
+    assert "changed since" not in "".join(capsys.readouterr())
     assert answers(again) == answers(before)
     assert measured(again) == measured(before)
 
