@@ -177,6 +177,7 @@ def load(
     *,
     searcher: str | None = None,
     num_read: int | None = None,
+    retrieval_weight: float | None = None,
     pretrained: Path | None = None,
     checkpoint: str = "last",
     allow_corpus_mismatch: bool = False,
@@ -202,6 +203,8 @@ def load(
       searcher: "device" (exact) or "scann"; None for the recorded one.
       num_read: number of blocks that a fine-tuned model reads per question; None for
         the recorded number.
+      retrieval_weight: factor of f(x, z) where an answer combines it with the reader's
+        logits; None for the recorded one.
       pretrained: the model directory that fine-tuning started from, which embeds
         another corpus for a model with one tower (`PRETRAINED` of `realm ask`).
       checkpoint: "last" or "best": of a run that is not fine-tuned, the checkpoint to
@@ -221,6 +224,7 @@ def load(
         corpus="" if place is None else os.fspath(place),
         pretrained="" if pretrained is None else os.fspath(pretrained),
         num_read=num_read,
+        retrieval_weight=retrieval_weight,
         searcher=searcher or "",
         allow_corpus_mismatch=allow_corpus_mismatch,
     )

@@ -64,6 +64,7 @@ class Trained:
       numerics: `dtype` and `products` of the encoders.
       searcher: "device" or "scann", of fine-tuning; else "".
       num_read: blocks that fine-tuning reads per question; else None.
+      retrieval_weight: factor of f(x, z) in an answer of a fine-tuned model.
     """
 
     stage: str
@@ -79,6 +80,7 @@ class Trained:
     numerics: Mapping[str, str] = dataclasses.field(default_factory=dict)
     searcher: str = ""
     num_read: int | None = None
+    retrieval_weight: float = 1.0
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that all attempts at a run share, by name."""

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import pathlib
 import resource
 import signal
 import sys
@@ -51,6 +52,10 @@ _LONGEST = (
     "test_prepare",
     "test_ask",
 )
+
+
+# GiB of a process, above which it forgets after the next test; the gate's limit is 2.5.
+_MUCH = 2.0
 
 
 @pytest.fixture(scope="session")
@@ -110,13 +115,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item):
-    """Forgets what a file compiled when the next one begins: else it all adds up."""
+    """Forgets what was compiled when a file ends or holds much: else it all adds up."""
     yield
-    if (nextitem is None or nextitem.path != item.path) and "jax" in sys.modules:
+    ends = nextitem is None or nextitem.path != item.path
+    if "jax" in sys.modules and (ends or _resident_gib() > _MUCH):
         sys.modules["jax"].clear_caches()
         gc.collect()
         # glibc keeps what was freed, a gigabyte by the end.
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_gib() -> float:
+    pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize() / 2**30
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -26,6 +26,7 @@ from tests import tiny_world as tiny
 from tests.records import as_earlier_version, change_details, change_record
 
 NUM_READ = 4
+WEIGHT = 2.0
 MAX_SPAN = 3
 
 
@@ -44,7 +45,10 @@ def world(tmp_path_factory):
 def trained(world, tmp_path_factory):
     """The configuration of a fine-tuned model, whose directory is all `load` gets."""
     config = tiny.finetune_config(
-        world, tmp_path_factory.mktemp("model"), num_read=NUM_READ, max_span=MAX_SPAN
+        *(world, tmp_path_factory.mktemp("model")),
+        num_read=NUM_READ,
+        max_span=MAX_SPAN,
+        retrieval_weight=WEIGHT,
     )
     assert finetune.run(config, tiny.silent, tiny.NEVER)
     return config
@@ -68,7 +72,7 @@ def test_the_configuration_is_that_of_the_gin_files(trained, world):
     towers = [c.models.retriever_config(vocab_size) for c in (recorded, trained)]
     assert len({json.dumps(initialization.describe(tower)) for tower in towers}) == 1
     assert recorded.models.lengths == trained.models.lengths
-    for name in ("marginalization", "span_layer_norm_epsilon"):
+    for name in ("marginalization", "span_layer_norm_epsilon", "retrieval_weight"):
         assert getattr(recorded, name) == getattr(trained, name)
     assert (recorded.num_read, recorded.max_span) == (NUM_READ, MAX_SPAN)
     assert run.trained.corpus == world.corpus
@@ -145,6 +149,7 @@ def test_answers_are_those_of_the_trained_model_and_of_realm_ask(
         lengths=tiny.LENGTHS,
         num_read=NUM_READ,
         marginalization=AnswerMarginalization.PRODUCT,
+        retrieval_weight=WEIGHT,
         batch_size=1,
     )
     service = AnswerService(
@@ -298,8 +303,8 @@ def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, ques
     with refused("num_read="):
         realm_jax.load(old, world.corpus)
     model = realm_jax.load(old, world.corpus, num_read=NUM_READ)
-    expected = realm_jax.load(trained.model_dir).answer(questions[0])
-    assert model.answer(questions[0]) == expected
+    expected = realm_jax.load(trained.model_dir, retrieval_weight=1.0)
+    assert model.answer(questions[0]) == expected.answer(questions[0])
 
 
 def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, questions):

@@ -94,6 +94,8 @@ def test_ask_reads_a_model_as_it_was_fine_tuned(tmp_path):
         answering = finetuned.answering()
         assert asked.finetuned.answering().reading() == answering.reading()
         assert asked.finetuned.num_read == finetuned.num_read
+        weights = [c.retrieval_weight for c in (asked.finetuned, finetuned)]
+        assert weights == [1.0, 1.0]
         assert asked.embed == finetuned.embed
 
 

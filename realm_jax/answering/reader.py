@@ -62,6 +62,7 @@ class Answerer(CorpusSearch):
       reader: the span scorer; its parameters are `params["reader"]`.
       num_read: blocks that are read per question (5 in the paper).
       marginalization: combination of retrieval and reading, as in training.
+      retrieval_weight: factor of f(x, z) in this combination.
       mesh: mesh over whose devices questions are split when they are read, `batch_size`
         on each, so that an answer does not depend on how many devices there are; all
         its processes ask the same questions, and get the same answers. None for one
@@ -71,6 +72,7 @@ class Answerer(CorpusSearch):
     reader: SpanReader
     num_read: int
     marginalization: AnswerMarginalization
+    retrieval_weight: float = 1.0
     mesh: Mesh | None = None
 
     def answer(self, questions: Sequence[str]) -> list[Answer]:
@@ -145,8 +147,9 @@ class Answerer(CorpusSearch):
         bodies = self._bodies(np.unique(block_ids[block_ids != NULL_BLOCK]))
         body_starts = segment_ids.argmax(axis=-1)
         edges = self._word_edges(block_ids, body_starts, bodies, length)
+        weighted = scores * np.float32(self.retrieval_weight)
         spans = self._find_spans(
-            *place_share(self.mesh, (ids, segment_ids, scores, *edges))
+            *place_share(self.mesh, (ids, segment_ids, weighted, *edges))
         )
         return _Begun(rows, block_ids, scores, body_starts, bodies, spans)
 
@@ -300,7 +303,7 @@ def find_spans(
       marginalization: combination of retrieval and reading, as in training.
       ids: `[CLS] x [SEP] body [SEP]` of each block that is read.
       segment_ids: 1 for body and the last [SEP].
-      scores: f(x, z); -inf for a block that was not found.
+      scores: f(x, z), weighted; -inf for a block that was not found.
       begins_word, ends_word: True at the first and at the last piece of every word of a
         body.
     """

@@ -43,6 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="blocks read per question, for a run that does not record it",
     )
     parser.add_argument(
+        "--retrieval_weight",
+        type=float,
+        metavar="X",
+        help="factor of the retriever's score in an answer, if not the recorded one",
+    )
+    parser.add_argument(
         "--allow_corpus_mismatch",
         action="store_true",
         help="any corpus of the model's vocabulary will do",

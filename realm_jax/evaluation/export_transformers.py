@@ -7,6 +7,7 @@
 or, as BERT, the reader alone, with its masked-LM head if it has one.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,12 +142,12 @@ def _save_realm(
     towers, reader = run.tree.get("retriever"), run.tree.get("reader")
     saved = []
 
-    def save(place, name, parts, reading=None, blocks=None):
+    def save(place, name, parts, kind=config, reading=None, blocks=None):
         inner = folder / place
         inner.mkdir()
         rows = None if blocks is None else blocks.embeddings
         save_realm(
-            *(inner, name, parts, config, vocabulary),
+            *(inner, name, parts, kind, vocabulary),
             reading=reading,
             block_embeddings=rows,
         )
@@ -165,11 +166,14 @@ def _save_realm(
             length=run.trained.lengths["joined"],
         )
         if towers is None:
-            save("reader", "RealmReader", {"reader": reader}, reading)
+            save("reader", "RealmReader", {"reader": reader}, reading=reading)
             return saved
         queries = towers[SHARED_TOWER if config.shared else QUERY_TOWER]
         parts = {SHARED_TOWER: queries, "reader": reader}
-        save("openqa", "RealmForOpenQA", parts, reading, blocks)
+        # The weight of f(x, z), which has no setting there, is folded into the queries.
+        weighted = config.temperature / answering.retrieval_weight**2
+        of_queries = dataclasses.replace(config, temperature=weighted)
+        save("openqa", "RealmForOpenQA", parts, of_queries, reading, blocks)
         if not config.shared:
             save("embedder", "RealmEmbedder", {SHARED_TOWER: towers[DOCUMENT_TOWER]})
         return saved

@@ -336,6 +336,7 @@ class FinetunedModel(TrainedModel):
             reader=self.config.make_reader(search.retriever.bert),
             num_read=self.config.num_read,
             marginalization=AnswerMarginalization(self.config.marginalization),
+            retrieval_weight=self.config.retrieval_weight,
         )
 
     def training_sets(self, corpus: BlockStore) -> list[Examples]:

@@ -41,6 +41,7 @@ class Overrides:
     corpus: str = ""
     pretrained: str = ""
     num_read: int | None = None
+    retrieval_weight: float | None = None
     searcher: str = ""
     allow_corpus_mismatch: bool = False
 
@@ -67,7 +68,14 @@ def answering_config(
     searcher = given.searcher or trained.searcher or "device"
     with _settings_of_this_version(run):
         reading = {name: trained.data_order[name] for name in READING}
-    return AnsweringConfig(run.model_dir, models, searcher, num_read, **reading)
+    weight = given.retrieval_weight
+    if weight is None:
+        weight = trained.retrieval_weight
+    return AnsweringConfig(
+        *(run.model_dir, models, searcher, num_read),
+        retrieval_weight=weight,
+        **reading,
+    )
 
 
 @contextlib.contextmanager

@@ -82,6 +82,7 @@ class AnsweringConfig:
     max_span: int = 10
     marginalization: str = "product"
     span_layer_norm_epsilon: float = 1e-3
+    retrieval_weight: float = 1.0
 
     def __post_init__(self):
         ranges.require_ranges(
@@ -89,6 +90,7 @@ class AnsweringConfig:
             num_read=ranges.whole(1),
             max_span=ranges.whole(1),
             span_layer_norm_epsilon=ranges.POSITIVE,
+            retrieval_weight=ranges.POSITIVE,
         )
         require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("marginalization", self.marginalization, AnswerMarginalization)
@@ -154,6 +156,9 @@ class FinetuneConfig(StageConfig):
       max_span: length of the longest answer, in wordpieces.
       marginalization: "product" (the paper) or "joint_softmax" (the authors' code).
       span_layer_norm_epsilon: epsilon of the span scorer; 1e-3 in ORQA's readers.
+      retrieval_weight: factor of f(x, z) where an answer combines it with the reader's
+        logits; updates have 1. A reader that is trained with one block of a question
+        has not learned to weigh several, as BERTserini's (Yang et al. 2019).
       embed: how the corpus is embedded here.
       more_tasks: further question tasks to be trained on, each with its share of all
         questions, in thousandths; `task` has the rest. See `data/mixture.py`.
@@ -186,6 +191,7 @@ class FinetuneConfig(StageConfig):
     max_span: int = 10
     marginalization: str = "product"
     span_layer_norm_epsilon: float = 1e-3
+    retrieval_weight: float = 1.0
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     search_ahead: bool = True
     more_tasks: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -317,6 +323,7 @@ class FinetuneConfig(StageConfig):
             "questions": absolute_url(self.questions) if self.questions else "",
             "searcher": self.searcher,
             "num_read": self.num_read,
+            "retrieval_weight": self.retrieval_weight,
         }
 
     def answering(self) -> AnsweringConfig:
@@ -585,6 +592,7 @@ class QuestionInputs:
             num_read=config.num_read,
             lengths=config.models.lengths,
             marginalization=AnswerMarginalization(config.marginalization),
+            retrieval_weight=config.retrieval_weight,
             batch_size=config.batch_size,
             mesh=stage.mesh,
         )

@@ -8,6 +8,7 @@ import safetensors.numpy
 
 from realm_jax.cli.main import main
 from realm_jax.weights.tensors import read_tensors
+from tests.records import change_details
 from tests.tiny_world import assert_same_bits
 
 
@@ -80,6 +81,13 @@ def test_a_fine_tuned_model_comes_back_with_its_blocks(
         for folder in (out, models)
     )
     assert records.tolist() == expected.tolist()
+    change_details(model_dir, trained={"retrieval_weight": 4.0})
+    weighted = export(model_dir, "realm", output="weighted")
+    tensors, plain = (read_tensors(folder / "openqa") for folder in (weighted, out))
+    # Only what the queries are multiplied by.
+    for name, tensor in tensors.items():
+        factor = 4.0 if "cls.LayerNorm" in name else 1.0
+        np.testing.assert_array_equal(tensor, factor * plain[name], name)
     refuse(["export", model_dir, f"--output={out}"], "absent or empty")
 
 

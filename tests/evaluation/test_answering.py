@@ -25,7 +25,7 @@ QUESTIONS = [
 ]
 
 
-def slow_answer(models, corpus, question_ids, embeddings, marginalization):
+def slow_answer(models, corpus, question_ids, embeddings, marginalization, weight):
     """One block and one span at a time, in float64.
 
     Returns:
@@ -60,10 +60,9 @@ def slow_answer(models, corpus, question_ids, embeddings, marginalization):
                     pieces = tuple(encoding.ids[first : last + 1].tolist())
                     here.append((float(logit), pieces, (int(start), int(end))))
     mass = {z: sum(math.exp(logit) for logit, *_ in here) for z, here in spans.items()}
-    if marginalization is AnswerMarginalization.PRODUCT:
-        weights = {z: math.exp(scores[z]) for z in spans}
-    else:
-        weights = {z: math.exp(scores[z]) * mass[z] for z in spans}
+    weights = {z: math.exp(weight * scores[z]) for z in spans}
+    if marginalization is AnswerMarginalization.JOINT_SOFTMAX:
+        weights = {z: weights[z] * mass[z] for z in spans}
     documents, best = [], []
     for z, here in spans.items():
         share = weights[z] / sum(weights.values())
@@ -78,17 +77,21 @@ def slow_answer(models, corpus, question_ids, embeddings, marginalization):
 
 
 @pytest.mark.parametrize("marginalization", AnswerMarginalization)
+@pytest.mark.parametrize("weight", [1.0, 3.0])
 def test_answers_equal_a_loop_over_blocks_and_spans_of_whole_words(
-    models, corpus, embeddings, marginalization
+    models, corpus, embeddings, marginalization, weight
 ):
-    searcher = make_searcher("device", embeddings)
-    answerer = make_answerer(models, corpus, searcher, marginalization=marginalization)
+    answerer = make_answerer(
+        *(models, corpus, make_searcher("device", embeddings)),
+        marginalization=marginalization,
+        retrieval_weight=weight,
+    )
     several = 0
     answers = answerer.answer(QUESTIONS)
     question_ids = answerer.question_ids(QUESTIONS)
     for row, answer in enumerate(answers):
         order, scores, documents, best = slow_answer(
-            models, corpus, question_ids[row], embeddings, marginalization
+            *(models, corpus, question_ids[row], embeddings, marginalization, weight)
         )
         log_probability, block, start, end = best
         assert [d.block_id for d in answer.documents] == order.tolist()
