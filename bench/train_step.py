@@ -261,6 +261,7 @@ def packed_lengths(size: Size, corpus: str, task: str) -> PackedLengths | None:
         size.lengths,
         num_documents=num_packed,
         num_joined=num_packed,
+        num_queries=size.batch,
     )
 
 

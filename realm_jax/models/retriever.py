@@ -249,6 +249,12 @@ def _with_prefix(
     return jnp.concatenate([row[..., :1], inserted, row[..., 1:]], axis=-1)
 
 
+def _with_two_prefixes(
+    prefix: tuple[int, ...], packed_length: int | None
+) -> int | None:
+    return None if packed_length is None else packed_length + 2 * len(prefix)
+
+
 class Retriever(nn.Module):
     """Query and document towers."""
 
@@ -277,17 +283,20 @@ class Retriever(nn.Module):
         )
 
     def embed_queries(
-        self, ids: Int[Array, "... query"], deterministic: bool = True
+        self,
+        ids: Int[Array, "... query"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> Float[Array, "... projection"]:
         """Embeds `[CLS] x [SEP]`, with the configuration's prefix before x.
 
-        Wordpieces are 0 where padded. Without `deterministic` an rng named "dropout" is
-        needed.
+        See `Encoder` for the rest.
         """
         tower = self.tower if self.config.shared else self.query_tower
         if prefix := self.config.query_prefix:
             ids = _with_prefix(prefix, ids)
-        return tower(ids, jnp.zeros_like(ids), deterministic)
+            packed_length = _with_two_prefixes(prefix, packed_length)
+        return tower(ids, jnp.zeros_like(ids), deterministic, packed_length)
 
     def embed_documents(
         self,
@@ -304,6 +313,5 @@ class Retriever(nn.Module):
         if prefix := self.config.document_prefix:
             ids = _with_prefix(prefix, ids)
             segment_ids = _with_prefix((0,) * len(prefix), segment_ids)
-            if packed_length is not None:
-                packed_length += 2 * len(prefix)
+            packed_length = _with_two_prefixes(prefix, packed_length)
         return tower(ids, segment_ids, deterministic, packed_length)

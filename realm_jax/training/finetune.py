@@ -569,6 +569,7 @@ class QuestionInputs:
             # The embeddings of the others are the index's.
             num_documents=self._config.batch_size * self._config.num_embedded,
             num_joined=self._config.batch_size * self._config.blocks_per_update,
+            num_queries=self._config.batch_size,
         )
 
     def at(self, step: int, state: TrainState) -> FinetuneInputs:

@@ -92,6 +92,7 @@ class FinetuneLoss(Loss):
             method="embed_queries",
             key=queries,
             microbatches=self.microbatches,
+            packed_length=packing.query,
         )
         blocks = self._embed_blocks(packing, params, inputs, *documents)
         scores = jnp.einsum("bp,bnp->bn", embeddings, blocks)
@@ -122,9 +123,7 @@ class FinetuneLoss(Loss):
             "reader_loss": mean_of(result.reader_total, result.reader_count),
             "answer_retrieved": mean_of(result.retriever_count, result.count),
             "answer_read": mean_of(result.reader_count, result.count),
-            "padding_share": padding_share(
-                inputs.questions.question_ids, packed=_packable(packing, inputs)
-            ),
+            "padding_share": padding_share(packed=_packable(packing, inputs)),
         }
 
     def _embed_blocks(
@@ -153,7 +152,8 @@ class FinetuneLoss(Loss):
 
 
 def _packable(lengths: PackedLengths, inputs: FinetuneInputs) -> Sequences:
+    queries = inputs.questions.question_ids, lengths.query
     joined = inputs.joined_ids, lengths.joined
     if inputs.document_ids is None:
-        return [joined]
-    return [(inputs.document_ids, lengths.document), joined]
+        return [queries, joined]
+    return [queries, (inputs.document_ids, lengths.document), joined]

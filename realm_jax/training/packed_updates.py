@@ -1,4 +1,4 @@
-"""Updates that pack two documents into one row, where the documents of a batch fit.
+"""Updates that pack two documents, or two queries, into one row, where a batch fits.
 
 Which documents a step retrieves is only known within it, and so are their lengths, but
 the shapes of its program are fixed. An update is therefore compiled twice, packed and
@@ -11,7 +11,7 @@ How long such a row is, is chosen from the lengths of the corpus.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -30,7 +30,7 @@ Inputs = TypeVar("Inputs")
 Auxiliary = TypeVar("Auxiliary")
 
 _SAMPLED = 4096
-_BATCHES = 64
+_BATCHES = 256
 _MULTIPLE = 8
 
 # Of a model's work; packing that leaves more is not worth a second program.
@@ -43,6 +43,7 @@ class PackedLengths:
 
     document: int | None = None
     joined: int | None = None
+    query: int | None = None
 
 
 UNPACKED = PackedLengths()
@@ -128,42 +129,80 @@ def choose_packed_lengths(
     *,
     num_documents: int,
     num_joined: int,
+    num_queries: int = 0,
 ) -> PackedLengths | None:
     """Returns the lengths that save the most work; None if packing saves little.
 
     Batches of random blocks and queries, [example, query], are drawn. A longer row fits
-    more of them, and a batch that does not fit is not packed. A
-    microbatch on one device embeds `num_documents`, perhaps 0, and reads `num_joined`.
+    more of them, and a batch that does not fit is not packed. A microbatch on one
+    device embeds `num_documents` and `num_queries`, perhaps 0, and reads `num_joined`.
     """
     random = np.random.default_rng(0)
     blocks = random.integers(corpus.num_blocks, size=_SAMPLED)
     titles, bodies = corpus.title_lengths(blocks), corpus.body_lengths(blocks)
     rows = np.sort(random.integers(len(query_ids), size=_SAMPLED))
     queries = random.permutation((query_ids[rows] != 0).sum(axis=1))
+    queries = np.minimum(queries, lengths.query)
     # With [CLS] and two [SEP]; a query has its own, and one follows the body.
     documents = np.minimum(titles + bodies + 3, lengths.document)
     joined = np.minimum(queries + bodies + 1, lengths.joined)
-    chosen = PackedLengths(
-        _row_length(documents, lengths.document, num_documents, random),
-        _row_length(joined, lengths.joined, num_joined, random),
-    )
-    return None if chosen == PackedLengths() else chosen
-
-
-def _row_length(
-    found: Int[np.ndarray, " sample"],
-    unpacked: int,
-    num_sequences: int,
-    random: np.random.Generator,
-) -> int | None:
-    """Returns the length of packed rows that leaves the least work, None if much."""
-    if not num_sequences:
+    kinds = {
+        "document": _Kind.draw(documents, lengths.document, num_documents, random),
+        "joined": _Kind.draw(joined, lengths.joined, num_joined, random),
+        "query": _Kind.draw(queries, lengths.query, num_queries, random),
+    }
+    worth = {
+        name: kind
+        for name, kind in kinds.items()
+        if kind is not None and _least_work([kind])[1] <= _MOST_LEFT
+    }
+    if not worth:
         return None
-    batches = np.sort(random.choice(found, (_BATCHES, num_sequences)), axis=1)
-    # The longest with the shortest, as they are packed.
-    needed = (batches + batches[:, ::-1]).max(axis=1)
-    candidates = np.arange(_MULTIPLE, 2 * unpacked, _MULTIPLE)
-    fits = (needed[:, None] <= candidates).mean(axis=0)
-    left = fits * candidates / (2 * unpacked) + (1 - fits)
+    chosen, _ = _least_work([*worth.values()])
+    return PackedLengths(**dict(zip(worth, chosen, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Sequences of one kind in some batches.
+
+    Attributes:
+      needed: of each batch, the length of rows that hold it packed.
+      packed, unpacked: positions of a batch with rows of one wordpiece, and unpacked.
+    """
+
+    needed: Int[np.ndarray, " batch"]
+    packed: float
+    unpacked: int
+
+    @classmethod
+    def draw(
+        cls,
+        found: Int[np.ndarray, " sample"],
+        length: int,
+        num_sequences: int,
+        random: np.random.Generator,
+    ) -> "_Kind | None":
+        """Draws batches of sequences as long as those found; None if there are none."""
+        if not num_sequences:
+            return None
+        batches = np.sort(random.choice(found, (_BATCHES, num_sequences)), axis=1)
+        # The longest with the shortest, as they are packed.
+        needed = (batches + batches[:, ::-1]).max(axis=1)
+        needed += -needed % _MULTIPLE
+        return cls(needed, num_sequences / 2, num_sequences * length)
+
+
+def _least_work(kinds: Sequence[_Kind]) -> tuple[list[int], float]:
+    """Returns the lengths of rows that leave the least work, and the share left.
+
+    A batch of which one kind does not fit is not packed at all. So each kind gets rows
+    that as many of its batches fit as of the others.
+    """
+    needed = np.stack([kind.needed for kind in kinds])
+    levels = np.sort(needed, axis=1)
+    fits = (needed[:, None] <= levels[:, :, None]).all(axis=0).mean(axis=1)
+    packed = np.array([kind.packed for kind in kinds]) @ levels
+    left = fits * packed / sum(kind.unpacked for kind in kinds) + 1 - fits
     best = int(left.argmin())
-    return int(candidates[best]) if left[best] <= _MOST_LEFT else None
+    return [int(length) for length in levels[:, best]], float(left[best])

@@ -355,6 +355,7 @@ class _Pretraining:
             self._examples.features["query_ids"],
             num_documents=0 if config.embeddings_from_index else num_packed,
             num_joined=num_packed,
+            num_queries=config.batch_size,
         )
         lengths = config.models.lengths
         layout = DocumentLayout.of(lengths, stage.corpus.vocabulary)

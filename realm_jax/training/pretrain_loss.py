@@ -81,10 +81,12 @@ class PretrainLoss(Loss):
 
     def _packable(self, lengths: PackedLengths, inputs: PretrainInputs) -> Sequences:
         """Returns the sequences that are packed, and the length of their rows."""
+        queries = inputs.batch.query_ids, lengths.query
         joined = inputs.candidates.joined_ids[:, 1:], lengths.joined
         if inputs.embeddings is not None:
-            return [joined]
-        return [(inputs.candidates.document_ids[:, 1:], lengths.document), joined]
+            return [queries, joined]
+        documents = inputs.candidates.document_ids[:, 1:], lengths.document
+        return [queries, documents, joined]
 
     def _compute(
         self,
@@ -144,7 +146,7 @@ class PretrainLoss(Loss):
     def _padding_share(self, lengths: PackedLengths, inputs: PretrainInputs) -> Average:
         """Returns the share of padding among the positions that models compute."""
         query_ids, candidates = inputs.batch.query_ids, inputs.candidates
-        alone = [query_ids, candidates.joined_ids[:, :1, : _null_length(query_ids)]]
+        alone = [candidates.joined_ids[:, :1, : _null_length(query_ids)]]
         if inputs.embeddings is None:
             alone.append(candidates.document_ids[:, :1, :NULL_DOCUMENT_LENGTH])
         return padding_share(*alone, packed=self._packable(lengths, inputs))
@@ -176,6 +178,7 @@ class PretrainLoss(Loss):
             method="embed_queries",
             key=queries,
             microbatches=self.microbatches,
+            packed_length=packing.query,
         )
         log_retrieval = retrieval.retrieval_log_probs(
             query_embeddings, document_embeddings, candidates.valid

@@ -142,11 +142,17 @@ class StageParts(Generic[ReaderT]):
         placement.local_rows(self.mesh, batch_size // parts)
 
     def packed_lengths(
-        self, query_ids: AnyFeature, *, num_documents: int, num_joined: int
+        self,
+        query_ids: AnyFeature,
+        *,
+        num_documents: int,
+        num_joined: int,
+        num_queries: int = 0,
     ) -> PackedLengths | None:
-        """Returns the lengths of rows that two documents share; None to pack none.
+        """Returns the lengths of rows that two sequences share; None to pack none.
 
-        An update embeds `num_documents` with a gradient, and reads `num_joined`.
+        An update embeds `num_documents` with a gradient and `num_queries`, and reads
+        `num_joined`.
         """
         config = self.config
         if not config.pack_documents:
@@ -158,6 +164,7 @@ class StageParts(Generic[ReaderT]):
             config.models.lengths,
             num_documents=num_documents // parts,
             num_joined=num_joined // parts,
+            num_queries=num_queries // parts,
         )
         _log.info("PACK_DOCUMENTS: %s", _describe_packing(chosen))
         return chosen
@@ -332,12 +339,13 @@ def _describe_packing(lengths: PackedLengths | None) -> str:
     rows = [
         f"{length} wordpieces of {model}"
         for length, model in (
-            (lengths.document, "the embedder"),
+            (lengths.document, "the document tower"),
             (lengths.joined, "the reader"),
+            (lengths.query, "the query tower"),
         )
         if length is not None
     ]
-    return f"two documents share a row of {' or '.join(rows)}, where they fit"
+    return f"two sequences share a row of {' or '.join(rows)}, where they fit"
 
 
 def open_examples(

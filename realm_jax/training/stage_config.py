@@ -98,8 +98,8 @@ class StageConfig:
       spans: which masked spans an epoch visits: "one_per_sentence" (the paper),
         "all" or "together" (`batch_order.Spans`); examples other than masked sentences
         are all visited.
-      pack_documents: whether two documents may share a row of a model's input, where
-        those of the corpus leave rows half empty; see `packed_updates.py`.
+      pack_documents: whether two documents, or two queries, may share a row of a
+        model's input, where they leave rows half empty; see `packed_updates.py`.
       skip_nonfinite_updates: number of updates of a run that may be skipped because
         their loss or gradient is not finite; one more ends it. See `finite.py`.
       stall_seconds: shortest time without an update after which the run ends itself, in

@@ -71,7 +71,8 @@ def without_gradient(tree):
 
 # No reader has a use for the pooler of its encoder.
 POOLER = {"reader/bert/pooler/kernel", "reader/bert/pooler/bias"}
-PACKED = PackedLengths(2 * LENGTHS.document, 2 * LENGTHS.joined)
+# Rows of twice what sequences are padded to; queries to 9.
+PACKED = PackedLengths(2 * LENGTHS.document, 2 * LENGTHS.joined, query=2 * 9)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -157,17 +158,29 @@ def test_a_stage_that_packs_trains_as_one_that_does_not(
 
 
 def test_most_batches_fit_the_chosen_lengths(world):
+    """All that a batch has: what does not fit leaves the whole of it unpacked."""
     corpus = BlockStore.open(world.corpus)
-    queries = np.ones((10, LENGTHS.query), np.int32)
-    sizes = {"num_documents": 12, "num_joined": 12}
-    chosen = choose_packed_lengths(corpus, queries, ROOMY, **sizes)
-    assert chosen is not None
     random = np.random.default_rng(7)
+    found = random.integers(3, LENGTHS.query // 2, size=500)
+    queries = (np.arange(LENGTHS.query) < found[:, None]).astype(np.int32)
+    sizes = {"num_documents": 12, "num_joined": 12}
+    chosen = choose_packed_lengths(corpus, queries, ROOMY, **sizes, num_queries=6)
+    assert chosen is not None
+    assert None not in dataclasses.astuple(chosen)
     fit = []
     for _ in range(50):
+        asked = random.integers(len(queries), size=6)
         blocks = random.integers(corpus.num_blocks, size=12)
-        ids, _ = corpus.document_ids(blocks, ROOMY.document)
-        fit.append(bool(packing.fits(ids, chosen.document)))
+        read, _ = corpus.joined_ids(
+            np.repeat(queries[asked], 2, axis=0), blocks[:, None], ROOMY.joined
+        )
+        sequences = (
+            (corpus.document_ids(blocks, ROOMY.document)[0], chosen.document),
+            (read[:, 0], chosen.joined),
+            (queries[asked], chosen.query),
+        )
+        fit.append(all(bool(packing.fits(*each)) for each in sequences))
     assert np.mean(fit) > 0.8
-    # Rows of LENGTHS are full.
-    assert choose_packed_lengths(corpus, queries, LENGTHS, **sizes) is None
+    # Rows of LENGTHS are full, and so are queries that fill theirs.
+    full = np.ones_like(queries)
+    assert choose_packed_lengths(corpus, full, LENGTHS, **sizes, num_queries=6) is None
