@@ -39,7 +39,8 @@ class ReadDocument(Document):
     """A block that was read for a question, perhaps only its beginning.
 
     Attributes:
-      probability: p(z|x), among the blocks that were read.
+      probability: p(z|x), among the blocks that were read; with `joint_softmax` the
+        reader has a part in it.
       answer_probability: p(y|z,x), summed over all spans of whole words with the
         answer's wordpieces.
       places: the mentions of the answer in `text`, in order.

@@ -13,7 +13,7 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models import packing
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import SpanReader
-from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training import finetune, packed_updates, pretrain, warm_start
 from realm_jax.training.finetune_loss import FinetuneLoss
 from realm_jax.training.packed_updates import PackedLengths, choose_packed_lengths
 from realm_jax.training.pretrain_loss import PretrainLoss
@@ -184,3 +184,29 @@ def test_most_batches_fit_the_chosen_lengths(world):
     # Rows of LENGTHS are full, and so are queries that fill theirs.
     full = np.ones_like(queries)
     assert choose_packed_lengths(corpus, full, LENGTHS, **sizes, num_queries=6) is None
+
+
+def test_rows_are_chosen_for_all_that_an_update_packs():
+    """One kind that does not fit leaves the others unpacked, too."""
+    random = np.random.default_rng(0)
+    kinds = [
+        packed_updates._Kind(8 * random.integers(1, 20, size=200), 6.0, 12 * 80)
+        for _ in range(3)
+    ]
+
+    def left(lengths):
+        """The share of the positions that remain, batch by batch."""
+        packed = sum(6.0 * length for length in lengths) / (3 * 12 * 80)
+        fits = [
+            all(
+                kind.needed[i] <= length
+                for kind, length in zip(kinds, lengths, strict=True)
+            )
+            for i in range(200)
+        ]
+        return np.mean([packed if fit else 1.0 for fit in fits])
+
+    chosen, share = packed_updates._least_work(kinds)
+    alone = [packed_updates._least_work([kind])[0][0] for kind in kinds]
+    assert share == pytest.approx(left(chosen))
+    assert left(chosen) < left(alone)
