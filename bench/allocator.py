@@ -3,8 +3,8 @@
     python -m bench.allocator
 
 XLA allocates the scratch memory of every call anew. The loss of a reader of MiniLM's
-size with its gradient, as in `bench.products`, in a fresh process for each setting; the
-settings alternate.
+size with its gradient, as in `bench.encoder_settings`, in a fresh process for each
+setting; the settings alternate.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 import jax
 import numpy as np
 
-from bench.products import make_passes
+from bench.encoder_settings import make_passes
 
 _MAKEFILE = pathlib.Path(__file__).parents[1] / "Makefile"
 _EXPORTED = re.compile(r"export GLIBC_TUNABLES \?= (\S+)$", re.MULTILINE)
@@ -38,7 +38,7 @@ _WARM_UP = 3
 
 def measure(steps: int) -> dict[str, float]:
     """Returns seconds, kernel seconds and page faults per step, and peak GiB."""
-    step = make_passes("float32")["with gradient"]
+    step = make_passes({"products": "float32"})["with gradient"].run
     for _ in range(_WARM_UP):
         jax.block_until_ready(step())
     before, seconds = resource.getrusage(resource.RUSAGE_SELF), []

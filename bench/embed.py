@@ -61,7 +61,6 @@ def _retriever(**settings: Any) -> RetrieverConfig:
     bert = BertConfig(
         *(30_522, 384, 6, 12, 1536),
         activation="gelu",
-        scan_unroll=6,
         **settings,
     )
     return RetrieverConfig(bert, pooling="mean")

@@ -38,7 +38,6 @@ def bert_config(name: str, vocab_size: int) -> BertConfig:
         num_heads=heads,
         mlp_size=mlp,
         dropout_rate=0.0,
-        scan_unroll=2 if layers == 2 else 1,
     )
 
 

@@ -78,6 +78,7 @@ warm_start/WARMUP_STEPS = None
 pretrain/TRAIN_STEPS = {pretrain}
 pretrain/WARMUP_STEPS = None
 pretrain/REFRESH_PERIOD = {pretrain}
+pretrain/MAX_STALENESS_STEPS = None
 pretrain/QUESTIONS = ""
 
 finetune/TRAIN_STEPS = {finetune}

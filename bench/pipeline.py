@@ -157,9 +157,7 @@ def measure(run: pathlib.Path, name: str, updates: int) -> Measured:
             )
         profile = _Profile(pathlib.Path(folder) / "profile", period, updates)
         total = profile.last + period
-        changes: dict[str, Any] = {**stage.settings, "train_steps": total}
-        if hasattr(config, "refresh_period"):
-            changes["refresh_period"] = total
+        changes = {**stage.settings, **with_one_index(config, total)}
         if stage.needs_builder:
             _copy_first_index(run / name, model_dir)
         with _annotations():
@@ -180,6 +178,16 @@ def measure(run: pathlib.Path, name: str, updates: int) -> Measured:
             [r for r in records if profile.first < r["step"] <= profile.last]
         ),
     )
+
+
+def with_one_index(config: Any, updates: int) -> dict[str, Any]:
+    """Returns the changes that have a stage run so long with its first index alone."""
+    changes: dict[str, Any] = {"train_steps": updates}
+    if hasattr(config, "refresh_period"):
+        changes["refresh_period"] = updates
+    if hasattr(config, "max_staleness_steps"):
+        changes["max_staleness_steps"] = None
+    return changes
 
 
 def stopwatch_shares(records: Sequence[Mapping[str, float]]) -> dict[Part, float]:

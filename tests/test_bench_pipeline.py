@@ -2,6 +2,7 @@
 
 import json
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,14 @@ def test_a_run_without_the_stage_is_refused_in_one_line(tmp_path, monkeypatch, c
         pipeline.main()
     assert stopped.value.code == 2
     assert "expected the settings of pretrain" in capsys.readouterr().err
+
+
+def test_a_run_with_one_index_waits_for_no_other():
+    names = ("train_steps", "refresh_period", "max_staleness_steps")
+    config = types.SimpleNamespace(**dict.fromkeys(names, 12))
+    changes = pipeline.with_one_index(config, 35)
+    assert changes == dict(zip(names, (35, 35, None), strict=True))
+    assert pipeline.with_one_index(object(), 35) == {"train_steps": 35}
 
 
 def test_recorded_files_are_read_from_here(tmp_path):

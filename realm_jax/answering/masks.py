@@ -27,7 +27,11 @@ from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.objectives.masked_lm import Marginalization, marginal_likelihood
+from realm_jax.objectives.masked_lm import (
+    Marginalization,
+    MaskedLikelihood,
+    marginal_likelihood,
+)
 from realm_jax.objectives.retrieval import retrieval_log_probs
 from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
 
@@ -200,45 +204,82 @@ def _filler(
     config: RetrieverConfig, bert: BertConfig
 ) -> Callable[[PyTree, PretrainBatch, Candidates, bool], tuple[Array, ...]]:
     """Returns one jitted function per model, so that a process compiles it once."""
-    retriever, reader = Retriever(config), KnowledgeEncoder(bert)
+    retriever, reader = Retriever(config.rolled()), KnowledgeEncoder(bert.rolled())
 
     @jax.jit
     def fill(
         params: PyTree, batch: PretrainBatch, candidates: Candidates, guess: bool
     ) -> tuple[Array, ...]:
-        queries, documents = cast(
-            tuple[jax.Array, jax.Array],
-            retriever.apply(
-                {"params": params["retriever"]},
-                batch.query_ids,
-                candidates.document_ids,
-                candidates.document_segment_ids,
-            ),
-        )
-        scores = jnp.einsum("bp,bkp->bk", queries, documents)
-        log_retrieval = retrieval_log_probs(queries, documents, candidates.valid)
-        logits = reader.apply(
-            {"params": params["reader"]},
-            candidates.joined_ids,
-            candidates.joined_segment_ids,
-            batch.mask_positions[:, None, :],
-        )
-        log_probs = jax.nn.log_softmax(cast(jax.Array, logits), axis=-1)
-        mixture = jax.nn.logsumexp(log_probs + log_retrieval[:, :, None, None], axis=1)
-        ids = jnp.where(guess, mixture.argmax(axis=-1), batch.mask_ids)
-        log_tokens = jnp.take_along_axis(log_probs, ids[:, None, :, None], axis=-1)
-        likelihood = marginal_likelihood(
-            log_retrieval,
-            log_tokens[..., 0],
-            batch.mask_weights,
-            Marginalization.PER_SPAN,
-        )
+        read = read_masks(retriever, reader, params, batch, candidates)
+        ids = jnp.where(guess, read.log_mixture.argmax(axis=-1), batch.mask_ids)
+        likelihood = read.likelihood(ids, batch.mask_weights)
         return (
             ids,
-            scores,
-            log_retrieval,
+            read.scores,
+            read.log_retrieval,
             likelihood.log_candidates,
             likelihood.log_marginal,
         )
 
     return fill
+
+
+class ReadMasks(NamedTuple):
+    """What each document says of the masks of a sentence.
+
+    Attributes:
+      scores: f(x, z).
+      log_retrieval: log p(z|x).
+      log_probs: log p(v|z,x) of every wordpiece v.
+    """
+
+    scores: Float[Array, "batch candidate"]
+    log_retrieval: Float[Array, "batch candidate"]
+    log_probs: Float[Array, "batch candidate mask vocab"]
+
+    @property
+    def log_mixture(self) -> Float[Array, "batch mask vocab"]:
+        """Log sum_z p(z|x) p(v|z,x), by which a mask is filled in."""
+        joint = self.log_probs + self.log_retrieval[:, :, None, None]
+        return jax.nn.logsumexp(joint, axis=1)
+
+    def likelihood(
+        self, ids: Int[Array, "batch mask"], weights: Float[Array, "batch mask"]
+    ) -> MaskedLikelihood:
+        """Returns the likelihood of these wordpieces, those of weight 0 left out."""
+        # Compared, not gathered: the vocabulary may be split over devices.
+        is_target = ids[:, None, :, None] == jnp.arange(self.log_probs.shape[-1])
+        log_tokens = jnp.where(is_target, self.log_probs, 0.0).sum(axis=-1)
+        return marginal_likelihood(
+            self.log_retrieval, log_tokens, weights, Marginalization.PER_SPAN
+        )
+
+
+def read_masks(
+    retriever: Retriever,
+    reader: KnowledgeEncoder,
+    params: PyTree,
+    batch: PretrainBatch,
+    candidates: Candidates,
+) -> ReadMasks:
+    """Embeds sentences and their candidates, and reads each document once."""
+    queries, documents = cast(
+        tuple[jax.Array, jax.Array],
+        retriever.apply(
+            {"params": params["retriever"]},
+            batch.query_ids,
+            candidates.document_ids,
+            candidates.document_segment_ids,
+        ),
+    )
+    logits = reader.apply(
+        {"params": params["reader"]},
+        candidates.joined_ids,
+        candidates.joined_segment_ids,
+        batch.mask_positions[:, None, :],
+    )
+    return ReadMasks(
+        jnp.einsum("bp,bkp->bk", queries, documents),
+        retrieval_log_probs(queries, documents, candidates.valid),
+        jax.nn.log_softmax(cast(jax.Array, logits), axis=-1),
+    )

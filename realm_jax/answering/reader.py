@@ -307,7 +307,8 @@ def find_spans(
       begins_word, ends_word: True at the first and at the last piece of every word of a
         body.
     """
-    spans = cast(SpanScores, reader.apply({"params": params}, ids, segment_ids))
+    scored = reader.rolled().apply({"params": params}, ids, segment_ids)
+    spans = cast(SpanScores, scored)
     ends = _windows(ends_word, reader.max_span)
     whole = (begins_word[..., None] & ends).reshape(spans.valid.shape)
     valid = spans.valid & whole & jnp.isfinite(scores)[:, :, None]

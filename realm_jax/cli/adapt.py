@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from realm_jax.prepare.encoder_start import EncoderStart
 
 EXPORT_NAME = "export"
-# As the quickstart, whose figures are known.
+# As the quickstart has.
 _UPDATES = 24
 _LOOK_SECONDS = 0.2
 

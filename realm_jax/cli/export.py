@@ -118,6 +118,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     configuration.add_import_module(parser)
     recorded_run.add_options(parser)
+    recorded_run.add_answering_options(parser)
     return parser
 
 

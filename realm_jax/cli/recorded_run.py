@@ -25,6 +25,7 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
         "run", nargs="?", default="", metavar="RUN", help="a chain or a model"
     )
     add_options(parser)
+    add_answering_options(parser)
     return parser
 
 
@@ -37,6 +38,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", default="", metavar=metavar, help=text)
     parser.add_argument(
+        "--allow_corpus_mismatch",
+        action="store_true",
+        help="any corpus of the model's vocabulary will do",
+    )
+
+
+def add_answering_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what changes answers alone; `given` reads it."""
+    parser.add_argument(
         "--num_read",
         type=whole_number,
         metavar="N",
@@ -47,11 +57,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="X",
         help="factor of the retriever's score in an answer, if not the recorded one",
-    )
-    parser.add_argument(
-        "--allow_corpus_mismatch",
-        action="store_true",
-        help="any corpus of the model's vocabulary will do",
     )
 
 
@@ -84,7 +89,7 @@ def given(flags: argparse.Namespace) -> "Overrides":
     from realm_jax.evaluation.recorded import Overrides
 
     names = [field.name for field in dataclasses.fields(Overrides)]
-    return Overrides(**{name: getattr(flags, name) for name in names})
+    return Overrides(**{name: getattr(flags, name) for name in names if name in flags})
 
 
 def _require_gin_alone(

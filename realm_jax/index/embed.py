@@ -66,7 +66,7 @@ def document_embedder(config: RetrieverConfig) -> EmbedFn:
 
     It is cached, so that a refresh does not recompile it.
     """
-    retriever = Retriever(config)
+    retriever = Retriever(config.rolled())
 
     @jax.jit
     def embed(params, ids, segment_ids):
@@ -85,7 +85,7 @@ def query_embedder(
 
     Embeddings are split over the mesh; without one JAX chooses.
     """
-    retriever = Retriever(config)
+    retriever = Retriever(config.rolled())
     by_row = mesh and NamedSharding(mesh, axes.partition_spec("batch"))
 
     @functools.partial(jax.jit, out_shardings=by_row)

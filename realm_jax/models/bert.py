@@ -4,6 +4,7 @@ Parameters of the layers are stacked along a leading `layer` axis, so compile ti
 not grow with depth.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,8 +66,9 @@ class BertConfig:
         at least on a CPU); "dots" (all but matrix products); or "full" (each layer from
         its input).
       initializer_range: standard deviation of the initial kernels.
-      scan_unroll: layers per iteration of the scan. More of them take longer to compile
-        and run faster on a CPU (by a quarter, for two layers per iteration).
+      scan_unroll: layers per iteration of the scan in programs with gradients. More
+        of them take longer to compile and run a little faster on a CPU
+        (docs/benchmarks.md). Programs without gradients have one; see `rolled`.
       attention_dropout_rate: dropout of attention weights; None is `dropout_rate`, as
         in BERT. Zero saves drawing a number for each pair of positions and head.
     """
@@ -137,6 +139,13 @@ class BertConfig:
     def recomputes_within_layers(self) -> bool:
         """True if parts of a layer are computed again one by one; see `remat`."""
         return self.remat == _WITHIN_LAYERS
+
+    def rolled(self) -> "BertConfig":
+        """Returns the same encoder with a layer per iteration of its scan.
+
+        Without gradients it runs about as fast, and compiles in half of the time.
+        """
+        return dataclasses.replace(self, scan_unroll=1)
 
     def make_encoder(self, name: str | None = None) -> "Encoder":
         """Returns the encoder, which other kinds override (`models/encoders.py`)."""

@@ -140,6 +140,10 @@ class RetrieverConfig:
                 "Correct the model configuration."
             )
 
+    def rolled(self) -> "RetrieverConfig":
+        """Returns the same retriever with its encoder rolled (`BertConfig.rolled`)."""
+        return dataclasses.replace(self, bert=self.bert.rolled())
+
     @property
     def features(self) -> int:
         """Number of features before a projection."""

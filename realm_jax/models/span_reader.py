@@ -56,6 +56,10 @@ class SpanReader(nn.Module):
     max_span: int = MAX_SPAN
     layer_norm_epsilon: float = SPAN_EPSILON
 
+    def rolled(self) -> "SpanReader":
+        """Returns the same reader with its encoder rolled (`BertConfig.rolled`)."""
+        return self.clone(config=self.config.rolled())
+
     def setup(self):
         """Creates the encoder and the scorer."""
         self.bert = self.config.make_encoder()

@@ -112,7 +112,6 @@ class AdaptChain(FirstChain):
         yield 'warm_start/CLIP = "per_model"'
         yield ""
         yield f"pretrain/TRAIN_STEPS = {self.updates}"
-        yield f"pretrain/REFRESH_PERIOD = {min(self.updates, _REFRESH_PERIOD)}"
         yield f"pretrain/WARMUP_STEPS = {min(self.updates, _WARMUP_STEPS)}"
 
     def description(self) -> list[str]:
@@ -122,6 +121,10 @@ class AdaptChain(FirstChain):
         others.remove(questions)
         found = [text, *self.survey.description(), *others]
         return [line.removesuffix(" (--masks gives others)") for line in found]
+
+    def _refreshes(self) -> Iterator[str]:
+        yield f"pretrain/REFRESH_PERIOD = {min(self.updates, _REFRESH_PERIOD)}"
+        yield "pretrain/MAX_STALENESS_STEPS = None"
 
     def _examples(self) -> list[str]:
         return ["ict", self.masks.kind]

@@ -41,6 +41,8 @@ _FEWEST_STEPS, _MOST_STEPS = 20, 2000
 _ENOUGH_TO_CHOOSE = 1000
 # English and Hindi in MiniLM's vocabulary have 0 to 2 %, Japanese has 30 %, Thai 67 %.
 _MOST_UNKNOWN = 0.05
+# Their index takes two cores a minute.
+_MOST_BLOCKS_TO_WAIT_FOR = 10_000
 # Languages of Latin script have 0 to 1 % in it, Russian has 88 %.
 _MOST_SPELLED = 0.2
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
@@ -361,6 +363,8 @@ class FirstChain:
                 if setting != "evaluate/MASKED_TASK" or self.questions:
                     yield f'{setting} = "{self.name}_{self.masks.kind}"'
         yield f"prepare/EXAMPLES = {json.dumps(self._examples())}"
+        if self.encoder and not self.start:
+            yield from self._refreshes()
         if self.questions is None:
             return
         if not self.questions.count("dev"):
@@ -382,6 +386,13 @@ class FirstChain:
             yield "finetune/LEARNING_RATE = 3e-5"
         yield f'evaluate/TITLE = "REALM on {self.name}"'
         yield 'evaluate/ATTRIBUTION = ""'
+
+    def _refreshes(self) -> Iterator[str]:
+        """Yields how often the index is replaced, where not as in the quickstart."""
+        if self.text.blocks > _MOST_BLOCKS_TO_WAIT_FOR:
+            yield "# An index of so many blocks takes longer than all updates."
+            yield "pretrain/REFRESH_PERIOD = 24"
+            yield "pretrain/MAX_STALENESS_STEPS = None"
 
     def _examples(self) -> list[str]:
         questions = ["questions"] if self.questions else []

@@ -7,7 +7,7 @@ evaluation of a finished run (`evaluation/stage_results.py`).
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,16 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int, PyTree
 
 from realm_jax import multihost
+from realm_jax.answering.masks import read_masks
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever
-from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.placement import place_share, whole_batches
-from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.types import Array, Candidates, Lengths, PretrainBatch
 
 _BATCH = 8
@@ -109,7 +109,7 @@ class HeldOutSpans:
         self._lengths = lengths
         self._count = min(max_examples, len(examples))
         self._embed = query_embedder(retriever.config, mesh)
-        self._fill = _filler(PretrainLoss(retriever, reader, Marginalization.PER_SPAN))
+        self._fill = _filler(retriever.config, reader.config)
         self._batch_size = whole_batches(mesh, _BATCH)
 
     def fill_in(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
@@ -137,8 +137,8 @@ class HeldOutSpans:
             document_length=self._lengths.document,
             joined_length=self._lengths.joined,
         )
-        inputs = place_share(self._mesh, PretrainInputs(batch, candidates))
-        filled = multihost.fetch(self._fill(params, inputs))
+        inputs = place_share(self._mesh, (batch, candidates))
+        filled = multihost.fetch(self._fill(params, *inputs))
         return (batch, candidates.block_ids, *filled)
 
     def _batches(self) -> Iterator[PretrainBatch]:
@@ -151,44 +151,28 @@ class HeldOutSpans:
 
 @functools.cache
 def _filler(
-    loss: PretrainLoss,
-) -> Callable[[PyTree, PretrainInputs], tuple[Array, ...]]:
+    config: RetrieverConfig, bert: BertConfig
+) -> Callable[[PyTree, PretrainBatch, Candidates], tuple[Array, ...]]:
     """Returns one jitted function per model, so that a process compiles it once."""
+    retriever, reader = Retriever(config.rolled()), KnowledgeEncoder(bert.rolled())
 
     # Parameters are an argument: if closed over, they would be compiled as constants.
     @jax.jit
-    def fill(params: PyTree, inputs: PretrainInputs) -> tuple[Array, ...]:
-        likelihood, log_retrieval = loss.likelihood(params, inputs, None)
-        guessed, null_guessed = _guess(loss.reader, params, inputs, log_retrieval)
+    def fill(
+        params: PyTree, batch: PretrainBatch, candidates: Candidates
+    ) -> tuple[Array, ...]:
+        read = read_masks(retriever, reader, params, batch, candidates)
+        likelihood = read.likelihood(batch.mask_ids, batch.mask_weights)
         return (
-            _all_correct(guessed, inputs.batch),
-            _all_correct(null_guessed, inputs.batch),
-            log_retrieval,
+            _all_correct(read.log_mixture.argmax(axis=-1), batch),
+            _all_correct(read.log_probs[:, 0].argmax(axis=-1), batch),
+            read.log_retrieval,
             likelihood.log_candidates,
             likelihood.log_marginal,
             likelihood.log_null,
         )
 
     return fill
-
-
-def _guess(
-    reader: KnowledgeEncoder,
-    params: PyTree,
-    inputs: PretrainInputs,
-    log_retrieval: Array,
-) -> tuple[Array, Array]:
-    """Returns the best wordpieces [batch, mask]: over all documents, given the null."""
-    candidates: Candidates = inputs.candidates
-    logits = reader.apply(
-        {"params": params["reader"]},
-        candidates.joined_ids,
-        candidates.joined_segment_ids,
-        inputs.batch.mask_positions[:, None, :],
-    )
-    log_probs = jax.nn.log_softmax(cast(jax.Array, logits), axis=-1)
-    mixture = jax.nn.logsumexp(log_probs + log_retrieval[:, :, None, None], axis=1)
-    return mixture.argmax(axis=-1), log_probs[:, 0].argmax(axis=-1)
 
 
 def _all_correct(guessed: Array, batch: PretrainBatch) -> Array:

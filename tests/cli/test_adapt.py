@@ -97,6 +97,7 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     assert found["warm-start"].warm_start == str(encoder)
     pretrain = found["pretrain"]
     assert (pretrain.train_steps, pretrain.refresh_period) == (60, 40)
+    assert pretrain.max_staleness_steps is None
     assert pretrain.refresh_mode == "async"
     retriever = pretrain.models.retriever_config(9)
     names = ("hidden_size", "num_layers", "num_heads", "mlp_size", "activation")

@@ -10,6 +10,7 @@ import pytest
 from realm_jax.cli.main import main
 from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
+from realm_jax.prepare import first_chain
 from realm_jax.prepare.first_chain import Questions
 from tests import tiny_run
 from tests.cli.chains import configs_of, stages_of, write_articles, write_encoder
@@ -95,6 +96,17 @@ def test_published_weights_are_started_from(text):
     configs = configs_of("runs/my/chain.gin")
     assert configs["warm-start"].warm_start == str(weights)
     assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
+    assert configs["pretrain"].refresh_period == 12
+    assert configs["pretrain"].max_staleness_steps == 12
+
+
+def test_the_index_of_a_large_text_is_not_waited_for(text, monkeypatch):
+    monkeypatch.setattr(first_chain, "_MOST_BLOCKS_TO_WAIT_FOR", 10)
+    write_encoder(text / "weights", ALPHABET, words_of_the_text())
+    assert init(f"--weights={text / 'weights'}") == 0
+    config = configs_of("runs/my/chain.gin")["pretrain"]
+    assert config.refresh_period == config.train_steps
+    assert config.max_staleness_steps is None
 
 
 LOWER_CASE = [

@@ -243,6 +243,9 @@ def test_what_is_missing_is_named(moved, tmp_path, refuse):
     refuse(["ask", moved, "--port=eighty"], whole)
     refuse(["ask", moved, "--port=70000"], "PORT")
     refuse(["ask", moved, "who?", " "], "question")
+    # A search reads no block.
+    for option in ("--num_read=3", "--retrieval_weight=2"):
+        refuse(["search", moved, "mills", option], option)
 
 
 def test_two_models_are_to_be_told_apart(moved, tmp_path):

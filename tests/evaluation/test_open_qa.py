@@ -40,6 +40,9 @@ class PlantedReader:
         encoded = corpus.vocabulary.encode_batch([q.answers[0] for q in questions])
         self.wanted = {tuple(encoding.ids.tolist()) for encoding in encoded}
 
+    def rolled(self):
+        return self
+
     def apply(self, variables, ids, segment_ids):
         starts, ends = span_bounds(ids.shape[-1], self.max_span)
 

@@ -90,6 +90,22 @@ def test_few_shapes_are_compiled_and_once():
     assert embed.document_embedder(same) is embed.document_embedder(CONFIG)
 
 
+def test_what_only_embeds_is_not_unrolled():
+    """It would compile for twice as long."""
+    bert = dataclasses.replace(CONFIG.bert, num_layers=3, scan_unroll=3)
+    unrolled = dataclasses.replace(CONFIG, bert=bert)
+    params = random_params(unrolled)
+    ids = np.zeros((1, 8), np.int32)
+
+    def programs(config):
+        documents = embed.document_embedder(config).lower(params, ids, ids)
+        queries = embed.query_embedder(config).lower(params, ids)
+        return documents.as_text(), queries.as_text()
+
+    rolled = dataclasses.replace(bert, scan_unroll=1)
+    assert programs(unrolled) == programs(dataclasses.replace(CONFIG, bert=rolled))
+
+
 @hypothesis.given(st.integers(3, 600))
 def test_buckets_rise_to_the_document_length_by_at_most_half(document_length):
     buckets = embed.length_buckets(document_length)

@@ -1,6 +1,5 @@
 """The startup script of TPU VMs, from a bundle of this checkout to a command's end."""
 
-import functools
 import re
 import shlex
 import shutil
@@ -45,7 +44,15 @@ def checkout(tmp_path_factory):
 def make_vm(tmp_path, metadata):
     """Makes machines with the metadata of a slice of one worker."""
     metadata |= {"agent-worker-number": "0", "worker-network-endpoints": "127.0.0.1"}
-    return functools.partial(TpuVm, tmp_path / "vm", metadata["host"])
+    made = []
+
+    def make(*arguments, **options):
+        made.append(TpuVm(tmp_path / "vm", metadata["host"], *arguments, **options))
+        return made[-1]
+
+    yield make
+    for vm in made:
+        vm.shut_down()
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ makes a stand-in of an environment, and in `sleep` no time passes. What all of t
 the `uv` of that environment, are asked is kept.
 """
 
+import contextlib
 import os
 import pathlib
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -89,6 +91,7 @@ class TpuVm:
         self.home, self.code = folder / "home", ""
         self.store = open_store(model_dir or folder / "model")
         self._metadata = metadata
+        self._booted: list[int] = []
         self._folder, self._said = folder, folder / "said"
         self._path, self._to_install = folder / "bin", folder / "packages"
         for made in (self._path, self._to_install):
@@ -178,15 +181,25 @@ class TpuVm:
             "PATH": f"{self._path}{self._others}",
             "GCE_METADATA_HOST": self._metadata,
         }
-        return subprocess.run(
+        process = subprocess.Popen(
             [path],
             cwd="/",
             env={**kept, **told, **environment},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
+            start_new_session=True,
         )
+        self._booted.append(process.pid)
+        said = process.communicate()
+        return subprocess.CompletedProcess(path, process.returncode, *said)
+
+    def shut_down(self) -> None:
+        """Ends what a boot left running: the watch for the deadline."""
+        for group in self._booted:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def _write(self, path: pathlib.Path, text: str, program: str = "/bin/sh") -> None:
         """Writes a program that keeps what it is asked."""

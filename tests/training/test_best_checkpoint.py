@@ -71,20 +71,20 @@ def measured(world, tmp_path_factory):
     """A run that measures itself, with what parameters, and how often it compiled."""
     folder = tmp_path_factory.mktemp("measured")
     params, traced = [], []
-    fill_in, guess = HeldOutSpans.fill_in, masked_spans._guess
+    fill_in, read = HeldOutSpans.fill_in, masked_spans.read_masks
 
     def fill_in_and_tell(spans, tree, searcher):
         params.append(multihost.fetch(tree))
         return fill_in(spans, tree, searcher)
 
-    def guess_and_tell(*arguments):
+    def read_and_tell(*arguments):
         traced.append(arguments)
-        return guess(*arguments)
+        return read(*arguments)
 
     masked_spans._filler.cache_clear()
     with (
         mock.patch.object(HeldOutSpans, "fill_in", fill_in_and_tell),
-        mock.patch.object(masked_spans, "_guess", guess_and_tell),
+        mock.patch.object(masked_spans, "read_masks", read_and_tell),
     ):
         assert pretrain.run(config_of(world, folder), silent, NEVER)
     return folder, params, len(traced)
