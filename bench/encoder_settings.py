@@ -109,8 +109,9 @@ def settings_from(text: str) -> dict[str, Any]:
 
 
 def measure(flags: argparse.Namespace) -> list[list[str]]:
-    """Returns a row for each pass: seconds to compile and to run of each setting."""
-    made = [make_passes(settings_from(text)) for text in flags.settings]
+    """Returns a row for each pass: median seconds to run, then seconds to compile."""
+    settings = [settings_from(text) for text in flags.settings]
+    made = [make_passes(one) for one in settings]
     rows = []
     for name in made[0]:
         seconds: list[list[float]] = [[] for _ in made]

@@ -1,3 +1,6 @@
+import dataclasses
+
+import jax
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +10,8 @@ from realm_jax.answering.search import batches_by_length, fill, padded_lengths
 from realm_jax.index import device_search
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import make_searcher
+from realm_jax.models.span_reader import SpanReader
+from realm_jax.objectives.open_qa import AnswerMarginalization
 from tests.evaluation.test_answering import QUESTIONS as LONG
 from tests.evaluation.tiny_reader import LENGTHS, assert_alike, make_answerer
 
@@ -60,6 +65,23 @@ def test_a_shape_is_compiled_once_for_each_length(models, corpus, embeddings):
         answerer.answer(QUESTIONS[:count])
     assert [function._cache_size() for function in functions] == compiled
     assert set(shapes) == {(8, 3, 32), (8, 3, 48)}
+
+
+def test_what_only_reads_is_not_unrolled(models):
+    """It would compile for twice as long."""
+    bert = dataclasses.replace(models.reader.config, num_layers=3)
+    ids, edges = np.zeros((1, 1, 8), np.int32), np.zeros((1, 1, 8), bool)
+    scores = np.zeros((1, 1), np.float32)
+
+    def program(unroll):
+        reader = SpanReader(dataclasses.replace(bert, scan_unroll=unroll), max_span=4)
+        params = jax.eval_shape(reader.init, jax.random.key(0), ids, ids)["params"]
+        inputs = (params, ids, ids, scores, edges, edges)
+        return find_spans.lower(
+            reader, AnswerMarginalization.PRODUCT, *inputs
+        ).as_text()
+
+    assert program(3) == program(1)
 
 
 def test_an_answer_does_not_depend_on_the_questions_beside_it(
