@@ -11,6 +11,8 @@ ARTICLES := $(DATA)/quickstart_articles.jsonl
 QUESTIONS := $(DATA)/quickstart_questions.jsonl
 COMPILER := .cache/tpu_compiler
 COMPILER_STAMP := $(COMPILER)/.fetched
+GPU_COMPILER := .cache/gpu_compiler
+GPU_COMPILER_STAMP := $(GPU_COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Containers often forbid bytecode, and then each process compiles all that it imports,
 # half a minute with TensorFlow.
@@ -24,7 +26,7 @@ PEERS_STAMP := $(PEERS)/.installed
 
 RESOLVE := $(BIN)/uv pip compile setup.py --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --quiet
 
-.PHONY: help env data tpu-compiler quickstart quickstart-control test test-full soak peers bench lint format lock clean
+.PHONY: help env data tpu-compiler gpu-compiler quickstart quickstart-control test test-full soak peers bench lint format lock clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -62,6 +64,12 @@ tpu-compiler: $(COMPILER_STAMP) ## Fetch the compiler that plans for TPUs (no TP
 # Beside the environment: JAX would look for a TPU wherever it is installed.
 $(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
 	$(RETRY) $(BIN)/uv pip install --quiet --target $(COMPILER) --no-deps --require-hashes -r requirements-tpu.lock
+	touch $@
+
+gpu-compiler: $(GPU_COMPILER_STAMP) ## Fetch the compiler for GPUs that benches ask (no GPU needed).
+
+$(GPU_COMPILER_STAMP): requirements-gpu.lock | $(ENV_STAMP)
+	$(RETRY) $(BIN)/uv pip install --quiet --target $(GPU_COMPILER) --no-deps --require-hashes -r requirements-gpu.lock
 	touch $@
 
 # glibc gives XLA's scratch memory back to the kernel after every call, and a third of a

@@ -28,6 +28,7 @@ import numpy as np
 
 from bench import train_step
 from bench.command import command_line, make_parser, publish, reporting
+from bench.encoder_settings import settings_from
 from bench.machine import machine, today
 from bench.processes import run_json
 from bench.tables import table
@@ -49,7 +50,7 @@ from realm_jax.training.step import Loss, make_step
 _CLS, _SEP, _FIRST_WORD, _WORDS = 101, 102, 1000, 29_000
 _CANDIDATES, _PROJECTION = 8, 128
 # Twelve layers one after another take a GPU's compiler more than two minutes.
-_ENCODER = {"dtype": "bfloat16", "scan_unroll": 1}
+_ENCODER = "dtype=bfloat16,scan_unroll=1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Sizes:
       matrix: rows and columns of the matrices whose product gives the matrix rate.
       bytes: bytes that are read to measure the bandwidth.
       repetitions: of every measurement; the median counts.
+      encoder: settings of towers and reader.
     """
 
     update: train_step.Size
@@ -70,6 +72,9 @@ class Sizes:
     matrix: int
     bytes: int
     repetitions: int
+    encoder: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: settings_from(_ENCODER)
+    )
 
 
 FULL = Sizes(
@@ -146,7 +151,7 @@ def corpus(sizes: Sizes) -> tuple[EmbeddingTable, TokenTable]:
 def measure_updates(sizes: Sizes, peak: float) -> dict[str, Any]:
     """Times updates that search, and the same with candidates given."""
     size, mesh = sizes.update, device_search.single_device_mesh()
-    models = train_step.models(size, dropout_rate=0.1, **_ENCODER)
+    models = train_step.models(size, **{"dropout_rate": 0.1} | sizes.encoder)
     params, _ = initial_params(*models, size.lengths, seed=0)
     optimizer = make_optimizer(OptimizerConfig(1e-5, 0, 1000))
     of_candidates = PretrainLoss(*models, Marginalization.PER_TOKEN)
@@ -207,7 +212,7 @@ def measure_search(sizes: Sizes, bandwidth: float) -> dict[str, Any]:
 def measure_embedding(sizes: Sizes, peak: float) -> dict[str, Any]:
     """Times the document tower on blocks of full length."""
     size = sizes.update
-    retriever, reader = train_step.models(size, **_ENCODER)
+    retriever, reader = train_step.models(size, **sizes.encoder)
     params, _ = initial_params(retriever, reader, size.lengths, seed=0)
     embed = document_embedder(retriever.config)
     random = np.random.default_rng(0)
@@ -287,7 +292,8 @@ def markdown(result: Mapping[str, Any], command: str) -> str:
         f"    {command}\n\n{result['device']}, {machine()}, {today()}; medians. "
         f"L{size['layers']}/H{size['hidden']}, {size['batch']} sentences, "
         f"{_CANDIDATES} candidates, {size['query']}/{size['document']}/"
-        f"{size['query'] + size['document']} wordpieces, bfloat16; "
+        f"{size['query'] + size['document']} wordpieces, "
+        f"{', '.join(f'{k}={v}' for k, v in result['sizes']['encoder'].items())}; "
         f"{result['sizes']['blocks']:,} blocks.\n\n"
         f"{table(['', 'measured', 'limit'], rows(result))}\n"
     )
@@ -326,6 +332,9 @@ def main() -> None:
     parser = make_parser(__doc__, "page", "output")
     parser.add_argument("--quick", action="store_true", help="sizes for a CPU")
     parser.add_argument("--batch", type=int, help="sentences of an update")
+    parser.add_argument(
+        "--encoder", default=_ENCODER, help="settings of BertConfig, name=value,..."
+    )
     parser.add_argument("--peers", type=pathlib.Path, help="a Python with PyTorch")
     flags = parser.parse_args()
     sizes = QUICK if flags.quick else FULL
@@ -333,6 +342,7 @@ def main() -> None:
         update = dataclasses.replace(sizes.update, batch=flags.batch)
         sizes = dataclasses.replace(sizes, update=update)
     with reporting("gpu", flags):
+        sizes = dataclasses.replace(sizes, encoder=settings_from(flags.encoder))
         result = measure(sizes, flags.peers, "cpu" if flags.quick else "cuda")
         publish("gpu", markdown(result, command_line("gpu")), result, flags)
 

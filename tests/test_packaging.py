@@ -208,6 +208,12 @@ def test_workers_install_versions_of_the_lock_files():
     assert not {"tensorflow", "seqio", "apache-beam", "spacy"} & set(worker)
 
 
+def test_the_compiler_for_gpus_is_of_the_version_of_jax():
+    compiler = pins("requirements-gpu.lock")
+    jax = pins("requirements.lock")["jax"]
+    assert compiler["jax-cuda13-plugin"] == compiler["jax-cuda13-pjrt"] == jax
+
+
 def requirements(metadata, extra: str | None) -> set[str]:
     """Names of what the wheel requires, for an extra or in any case."""
     found = set()

@@ -71,6 +71,9 @@ class BertConfig:
         (docs/benchmarks.md). Programs without gradients have one; see `rolled`.
       attention_dropout_rate: dropout of attention weights; None is `dropout_rate`, as
         in BERT. Zero saves drawing a number for each pair of positions and head.
+      attention_implementation: "xla", or "cudnn": on a GPU, its fused kernel for
+        sequences that do not share rows. It keeps no attention weights, and takes
+        bfloat16 and an `attention_dropout_rate` of 0. Elsewhere both are the same.
     """
 
     vocab_size: int
@@ -90,6 +93,7 @@ class BertConfig:
     initializer_range: float = 0.02
     scan_unroll: int = 1
     attention_dropout_rate: float | None = None
+    attention_implementation: Literal["xla", "cudnn"] = "xla"
 
     def __post_init__(self):
         ranges.require_ranges(
@@ -118,7 +122,21 @@ class BertConfig:
             dtype=("float32", "bfloat16"),
             products=("float32", "bfloat16", _BY_PROCESSOR),
             remat=REMAT,
+            attention_implementation=("xla", "cudnn"),
         )
+        cudnn = self.attention_implementation == "cudnn"
+        if cudnn and (self.dtype != "bfloat16" or self.attention_dropout):
+            raise BadInputError(
+                'expected dtype "bfloat16" and attention_dropout_rate 0.0 with '
+                f'attention_implementation "cudnn", got {self.dtype!r} and '
+                f'{self.attention_dropout}. Set them, or choose "xla".'
+            )
+
+    @property
+    def attends_by_cudnn(self) -> bool:
+        """True if `attention_implementation` is "cudnn" and there is a GPU."""
+        chosen = self.attention_implementation == "cudnn"
+        return chosen and jax.default_backend() == "gpu"
 
     @property
     def rounds_products(self) -> bool:
@@ -268,6 +286,7 @@ class EncoderLayer(nn.Module):
             dtype=dtype,
             rounds=config.rounds_products,
             recomputes=config.recomputes_within_layers,
+            cudnn=config.attends_by_cudnn,
             name="attention",
         )
         if positions is None:

@@ -9,6 +9,7 @@ are computed in float32 either way.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -305,6 +306,8 @@ class SelfAttention(nn.Module):
       rounds: as in `Dense`, for all projections.
       recomputes: whether the backward pass computes the attention weights again. They
         are `length` numbers for each query and head, many more than it needs otherwise.
+      cudnn: whether rows of one sequence are attended to by cuDNN's fused kernel, which
+        keeps no attention weights. It has no dropout.
     """
 
     num_heads: int
@@ -314,6 +317,7 @@ class SelfAttention(nn.Module):
     dtype: jnp.dtype = jnp.dtype("float32")
     rounds: bool = False
     recomputes: bool = False
+    cudnn: bool = False
 
     @nn.compact
     def __call__(
@@ -331,7 +335,7 @@ class SelfAttention(nn.Module):
         embed = x.shape[-1]
         head_dim = embed // self.num_heads
 
-        def project(name: str, x: Array) -> Float[Array, "batch heads length head_dim"]:
+        def project(name: str, x: Array) -> Float[Array, "batch length heads head_dim"]:
             projected = Dense(
                 features=(self.num_heads, head_dim),
                 kernel_axes=("embed", "heads", "head_dim"),
@@ -340,15 +344,16 @@ class SelfAttention(nn.Module):
                 rounds=self.rounds,
                 name=name,
             )(x)
-            by_head = projected.swapaxes(1, 2)
-            return constrain(by_head, "batch", "activation_heads", "length", None)
+            return constrain(projected, "batch", "length", "activation_heads", None)
 
         query = project("query", x if queries is None else queries)
         key, value = project("key", x), project("value", x)
-        keep = keep_probability(self.dropout_rate)
-        kept = None if deterministic or keep == 1.0 else self.kept_weights(query, key)
-        compute = jax.checkpoint(attend) if self.recomputes else attend
-        gathered = compute(query, key, value, attends, kept, 1.0 / keep)
+        # JAX calls the kernel with gradients for even lengths alone.
+        even = query.shape[1] % 2 == 0 and key.shape[1] % 2 == 0
+        if self.cudnn and attends.shape[1] == 1 and even:
+            gathered = attend_by_cudnn(query, key, value, attends[:, 0])
+        else:
+            gathered = self._attend(query, key, value, attends, deterministic)
         return Dense(
             features=(embed,),
             kernel_axes=("heads", "head_dim", "embed"),
@@ -356,7 +361,20 @@ class SelfAttention(nn.Module):
             dtype=self.dtype,
             rounds=self.rounds,
             name="output",
-        )(gathered.swapaxes(1, 2))
+        )(gathered)
+
+    def _attend(self, query, key, value, attends, deterministic: bool):
+        """Returns the attention output, [batch, query, heads, head_dim]."""
+        query, key, value = (
+            constrain(
+                by_position.swapaxes(1, 2), "batch", "activation_heads", "length", None
+            )
+            for by_position in (query, key, value)
+        )
+        keep = keep_probability(self.dropout_rate)
+        kept = None if deterministic or keep == 1.0 else self.kept_weights(query, key)
+        compute = jax.checkpoint(attend) if self.recomputes else attend
+        return compute(query, key, value, attends, kept, 1.0 / keep).swapaxes(1, 2)
 
     def kept_weights(
         self,
@@ -394,3 +412,24 @@ def attend(
     if kept is not None:
         weights = jnp.where(kept, weights * scale, 0.0).astype(value.dtype)
     return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
+
+
+def attend_by_cudnn(
+    query: Float[Array, "batch query heads head_dim"],
+    key: Float[Array, "batch length heads head_dim"],
+    value: Float[Array, "batch length heads head_dim"],
+    attends: Bool[Array, "batch length"],
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "batch query heads head_dim"]:
+    """Returns scaled dot-product attention to positions that end in padding.
+
+    `attends` is False at padding. A sequence of padding alone attends to its first
+    position.
+    """
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        key_value_seq_lengths=jnp.maximum(attends.sum(axis=-1, dtype=jnp.int32), 1),
+        implementation=implementation,
+    )

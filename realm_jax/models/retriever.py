@@ -31,6 +31,7 @@ DOCUMENT_TOWER = "document_tower"
 
 SETTINGS_OF_TRAINING = (
     "attention_dropout_rate",
+    "attention_implementation",
     "broadcast_dropout",
     "dropout_rate",
     "initializer_range",

@@ -142,6 +142,74 @@ def test_how_the_backward_pass_runs_does_not_change_it(
         assert used < reference_bytes or change["remat"] == "none", change
 
 
+@pytest.fixture
+def cudnn_by_xla(monkeypatch):
+    """Attends as on a GPU, but by JAX's XLA twin of the kernel; returns the calls."""
+    calls, kernel = [], layers.attend_by_cudnn
+
+    def attend(query, key, *arguments):
+        calls.append((query.shape[1], key.shape[1]))
+        return kernel(query, key, *arguments, implementation="xla")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(layers, "attend_by_cudnn", attend)
+    return calls
+
+
+def test_without_a_gpu_attention_by_cudnn_changes_nothing(config, params, joined):
+    plain = dataclasses.replace(config, dtype="bfloat16")
+    chosen = dataclasses.replace(plain, attention_implementation="cudnn")
+    np.testing.assert_array_equal(
+        encode(chosen, params, *joined).sequence,
+        encode(plain, params, *joined).sequence,
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_by_cudnn_is_that_by_xla(config, random_params, cudnn_by_xla, packed):
+    config = dataclasses.replace(config, num_heads=2, hidden_size=16, dtype="bfloat16")
+    random = np.random.default_rng(0)
+    ids = random.integers(1, config.vocab_size, (4, 12)).astype(np.int32)
+    ids[0, 7:], ids[1, 2:], ids[2, 4:] = PAD_ID, PAD_ID, PAD_ID
+    positions = np.array([[0, 3], [0, 1], [2, 1], [0, 11]], np.int32)
+    params = random_params(Bert(config), ids, ids)
+
+    def gradient(implementation):
+        changed = dataclasses.replace(config, attention_implementation=implementation)
+
+        def loss(params):
+            inputs = (ids, np.zeros_like(ids), positions, True, 16 if packed else None)
+            read = Bert(changed).apply(
+                {"params": params}, *inputs, method="encode_positions"
+            )
+            return jnp.sum(jnp.sin(read.astype(jnp.float32)))
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    expected = gradient("xla")
+    assert not cudnn_by_xla
+    found = gradient("cudnn")
+    # Of the last layer two positions alone are computed. Rows that sequences share
+    # are left to XLA.
+    assert set(cudnn_by_xla) == (set() if packed else {(12, 12), (2, 12)})
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=0, atol=0.02 * largest),
+        found,
+        expected,
+    )
+
+
+def test_odd_lengths_are_left_to_xla(config, params, joined, cudnn_by_xla):
+    config = dataclasses.replace(
+        config, dtype="bfloat16", attention_implementation="cudnn"
+    )
+    ids, segment_ids = (array[:, :11] for array in joined)
+    Bert(config).apply({"params": params}, ids, segment_ids)
+    Bert(config).apply({"params": params}, *joined, method="first")  # Reads [CLS].
+    assert set(cudnn_by_xla) == {(12, 12)}
+
+
 def dropped_features(broadcast):
     """[batch, length, features]"""
     dropout, rngs = layers.Dropout(0.25, broadcast), {"dropout": jax.random.key(0)}
@@ -252,6 +320,8 @@ def test_impossible_configurations_and_sequences_are_refused(config, params):
         ("activation", "relu"): "to be one of gelu_tanh, gelu, got 'relu'",
         ("dtype", "float16"): "to be one of float32, bfloat16, got 'float16'",
         ("remat", "auto"): "to be one of none, attention, dots, full, got 'auto'",
+        ("attention_implementation", "flash"): "to be one of xla, cudnn, got 'flash'",
+        ("attention_implementation", "cudnn"): "got 'float32' and 0.0",
     }.items():
         with refused(f"{change[0]}.*{message}"):
             dataclasses.replace(config, **dict([change]))
