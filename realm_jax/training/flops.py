@@ -27,6 +27,14 @@ def count(function: Callable[..., Any], *arguments: PyTree) -> int:
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
+# Products of a fused kernel as large as that of queries and keys; the scores, which it
+# does not keep, are computed again for its gradient.
+_ATTENTION_BY_CUDNN = {
+    "dot_product_attention_fwd_wrapper": 2,
+    "dot_product_attention_bwd_wrapper": 5,
+}
+
+
 def _count(jaxpr: core.Jaxpr) -> int:
     return sum(_count_equation(equation) for equation in jaxpr.eqns)
 
@@ -35,6 +43,8 @@ def _count_equation(equation: core.JaxprEqn) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         return _count_product(equation)
+    if name in _ATTENTION_BY_CUDNN:
+        return _ATTENTION_BY_CUDNN[name] * _count_scores(equation)
     inner = [_count(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
     match name:
         case "scan":
@@ -57,3 +67,10 @@ def _count_product(equation: core.JaxprEqn) -> int:
     left = equation.invars[0].aval.shape
     depth = math.prod(left[axis] for axis in contracted)
     return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+
+
+def _count_scores(equation: core.JaxprEqn) -> int:
+    """Returns the operations of the product of all queries and keys."""
+    query, key = (operand.aval.shape for operand in equation.invars[:2])
+    batch, queries, heads, head_dim = query
+    return 2 * batch * queries * key[1] * heads * head_dim

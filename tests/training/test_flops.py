@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from bench import gpu_compiler
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.training import flops
 
@@ -64,6 +65,18 @@ def test_a_gradient_costs_three_times_and_four_if_layers_are_computed_again():
     assert flops.count(jax.grad(again), params, ids) == pytest.approx(
         4 * forward, rel=0.01
     )
+
+
+@pytest.mark.parametrize("of", [lambda loss: loss, jax.grad])
+def test_attention_by_cudnn_costs_as_much(of):
+    plain, cudnn = (
+        encoder(8, dtype="bfloat16", attention_implementation=implementation)
+        for implementation in ("xla", "cudnn")
+    )
+    expected = flops.count(of(plain[0]), *plain[1:])
+    # Traced as on a GPU. The scores are computed again there, too.
+    with gpu_compiler.tracing():
+        assert flops.count(of(cudnn[0]), *cudnn[1:]) == expected
 
 
 def test_loops_count_as_often_as_they_run_and_devices_all():
