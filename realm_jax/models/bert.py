@@ -131,6 +131,12 @@ class BertConfig:
                 f'attention_implementation "cudnn", got {self.dtype!r} and '
                 f'{self.attention_dropout}. Set them, or choose "xla".'
             )
+        if cudnn and self.hidden_size // self.num_heads % 8:
+            raise BadInputError(
+                "expected heads of a multiple of 8 features with "
+                f'attention_implementation "cudnn", got {self.hidden_size} features in '
+                f'{self.num_heads} heads. Change num_heads, or choose "xla".'
+            )
 
     @property
     def attends_by_cudnn(self) -> bool:

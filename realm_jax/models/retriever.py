@@ -39,7 +39,7 @@ SETTINGS_OF_TRAINING = (
     "remat",
     "scan_unroll",
 )
-"""Settings of retriever and encoder that do not change embeddings."""
+"""Settings of retriever and encoder that change embeddings by rounding at most."""
 
 OF_SENTENCE_ENCODERS = (
     "dense_activation",

@@ -156,8 +156,13 @@ def cudnn_by_xla(monkeypatch):
     return calls
 
 
-def test_without_a_gpu_attention_by_cudnn_changes_nothing(config, params, joined):
-    plain = dataclasses.replace(config, dtype="bfloat16")
+def test_without_a_gpu_attention_by_cudnn_changes_nothing(
+    config, random_params, joined
+):
+    plain = dataclasses.replace(
+        config, dtype="bfloat16", hidden_size=16, num_heads=2, num_layers=1
+    )
+    params = random_params(Bert(plain), *joined)
     chosen = dataclasses.replace(plain, attention_implementation="cudnn")
     np.testing.assert_array_equal(
         encode(chosen, params, *joined).sequence,
@@ -200,10 +205,16 @@ def test_attention_by_cudnn_is_that_by_xla(config, random_params, cudnn_by_xla, 
     )
 
 
-def test_odd_lengths_are_left_to_xla(config, params, joined, cudnn_by_xla):
+def test_odd_lengths_are_left_to_xla(config, random_params, joined, cudnn_by_xla):
     config = dataclasses.replace(
-        config, dtype="bfloat16", attention_implementation="cudnn"
+        config,
+        hidden_size=16,
+        num_heads=2,
+        dtype="bfloat16",
+        attention_implementation="cudnn",
     )
+    params = random_params(Bert(config), *joined)
+    cudnn_by_xla.clear()
     ids, segment_ids = (array[:, :11] for array in joined)
     Bert(config).apply({"params": params}, ids, segment_ids)
     Bert(config).apply({"params": params}, *joined, method="first")  # Reads [CLS].
@@ -325,6 +336,8 @@ def test_impossible_configurations_and_sequences_are_refused(config, params):
     }.items():
         with refused(f"{change[0]}.*{message}"):
             dataclasses.replace(config, **dict([change]))
+    with refused("a multiple of 8 features.*got 12 features in 3 heads"):
+        dataclasses.replace(config, dtype="bfloat16", attention_implementation="cudnn")
     ids = np.ones((1, 17), np.int32)
     with refused(r"at most 16 wordpieces.*got 17"):
         Bert(config).apply({"params": params}, ids, ids)
