@@ -42,7 +42,7 @@ from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.training import finetune, loop, partitioning, pretrain
 from realm_jax.training.candidate_search import DeviceSearch
-from realm_jax.training.stage import Stage
+from realm_jax.training.stage import Report, Stage
 from realm_jax.training.step_timing import Part
 
 _ANNOTATED: Sequence[tuple[Any, str, str]] = (
@@ -94,7 +94,7 @@ class Trained:
     """
 
     config_class: type
-    run: Callable[[Any, loop.Report, threading.Event], bool]
+    run: Callable[[Any, Report, threading.Event], bool]
     starts_from: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     needs_builder: bool = False
@@ -126,9 +126,11 @@ class _Profile:
         self.stop = threading.Event()
         self._folder, self._start = folder, period
 
-    def report(self, step: int, total: int, values: Mapping[str, float]) -> None:
-        """See `loop.Report`."""
-        if not values:
+    def report(
+        self, step: int, total: int, values: Mapping[str, float], what: str = ""
+    ) -> None:
+        """See `Report`."""
+        if what or not values:
             return
         if step == self._start:
             options = jax.profiler.ProfileOptions()
@@ -159,7 +161,7 @@ def measure(run: pathlib.Path, name: str, updates: int) -> Measured:
         total = profile.last + period
         changes = {**stage.settings, **with_one_index(config, total)}
         if stage.needs_builder:
-            _copy_first_index(run / name, model_dir)
+            copy_first_index(run / name, model_dir)
         with _annotations():
             stage.run(
                 dataclasses.replace(config, **changes), profile.report, profile.stop
@@ -227,7 +229,7 @@ def _config(run: pathlib.Path, name: str, model_dir: pathlib.Path) -> Any:
     return configuration.configured(STAGES[name].config_class)
 
 
-def _copy_first_index(stage: pathlib.Path, model_dir: pathlib.Path) -> None:
+def copy_first_index(stage: pathlib.Path, model_dir: pathlib.Path) -> None:
     """Copies the index that a stage started with: it has these very parameters."""
     commit = stage / "index" / "commits" / "0.json"
     if not commit.exists():

@@ -200,7 +200,7 @@ def finetune_config(world: TinyWorld, model_dir, **changes: Any) -> FinetuneConf
     return FinetuneConfig(**(values | changes))
 
 
-def silent(step: int, total: int, values) -> None:
+def silent(step: int, total: int, values, what: str = "") -> None:
     """Reports to nobody."""
 
 
@@ -208,8 +208,8 @@ def stop_after(steps: int):
     """Returns a stop event, and a report that sets it after so many updates."""
     stop = threading.Event()
 
-    def report(step: int, total: int, values) -> None:
-        if step >= steps:
+    def report(step: int, total: int, values, what: str = "") -> None:
+        if step >= steps and not what:
             stop.set()
 
     return stop, report

@@ -19,6 +19,7 @@ Example:
 
 import argparse
 import dataclasses
+import functools
 import os
 import pathlib
 import resource
@@ -30,6 +31,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from realm_jax.cli import configuration, recorded_run
 from realm_jax.cli.init import (
     CHAIN_NAME,
@@ -37,6 +40,7 @@ from realm_jax.cli.init import (
     corpus_name,
     read_encoder_start,
 )
+from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.standard_input import Notes
 from realm_jax.errors import BadInputError
 
@@ -195,7 +199,12 @@ def _measured(
     probes = [adaptation.queries_probe(corpus, queries, length)] if queries else []
     if sentences := adaptation.sentences_probe(corpus, chain.task):
         probes.append(sentences)
-    measured = adaptation.measure(retrievers, corpus, probes, stop, Notes("adapt"))
+    with StageProgress("adapt", stop, Console(stderr=True)) as progress:
+        measured = adaptation.measure(
+            *(retrievers, corpus, probes, stop),
+            note=progress.note,
+            on_progress=functools.partial(progress, what="blocks embedded"),
+        )
     seconds, size = time.monotonic() - began, _largest_process()
     report = adapt_report.make_report(
         measured, chain.root, of, seconds=seconds, bytes=size

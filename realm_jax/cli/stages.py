@@ -28,10 +28,10 @@ from realm_jax.run_record import Attempt
 from realm_jax.storage import UnavailableStoreError, open_store
 from realm_jax.training import profiling
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.loop import Report
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.recorded import open_run
 from realm_jax.training.refresh import RefreshMode
+from realm_jax.training.stage import Report
 from realm_jax.training.stage_config import StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)

@@ -35,6 +35,7 @@ from realm_jax.evaluation.comparisons import (
     recall_name,
 )
 from realm_jax.evaluation.searching import PretrainedRetriever
+from realm_jax.index.builder import OnProgress
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.metrics import retrieval
@@ -191,12 +192,14 @@ def measure(
     probes: Sequence[Probe],
     stop: threading.Event,
     note: Callable[[str], None] = lambda text: None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Comparison]:
     """Measures retrievers, the first of which is the encoder that others began with.
 
-    `note` is called with a sentence before it begins. Returns the results of each probe
-    by its name: a row for each label with its differences to the first, and baselines:
-    BM25, the first without a projection, and each of them fused with BM25.
+    `note` is called with a sentence before it begins, and `on_progress` while the
+    corpus is embedded. Returns the results of each probe by its name: a row for each
+    label with its differences to the first, and baselines: BM25, the first without a
+    projection, and each of them fused with BM25.
 
     Raises:
       StoppedError: asked to stop; indexes that were made are kept.
@@ -206,13 +209,15 @@ def measure(
     note(f"measuring {' and '.join(f'{len(p.texts):,} {p.name}' for p in probes)}")
     searches: dict[str, Search] = {}
     first, *_, last = retrievers.values()
-    numerics = _numerics([*retrievers.values()], corpus)
+    numerics = index_numerics([*retrievers.values()], corpus)
     config = first.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
     if config.projected or not config.normalize:
         searches[ENCODER] = _without_projection(first, corpus, numerics)
     for label, model in retrievers.items():
-        searches[label] = dense(model, corpus, stop, numerics, [last.model_dir])
+        searches[label] = dense(
+            *(model, corpus, stop, numerics, [last.model_dir], on_progress)
+        )
     bm25 = BM25Index(corpus)
     found = {probe.name: judged(probe, searches, bm25, stop) for probe in probes}
     fused = [fused_name(label) for label in retrievers]
@@ -268,7 +273,7 @@ def _fused(retrieved: Scores, by_words: Scores) -> Scores:
     return scores
 
 
-def _numerics(
+def index_numerics(
     models: Sequence[PretrainedRetriever], corpus: BlockStore
 ) -> dict[str, str]:
     """Returns how the index of the last that has one was computed, as all are to be.
@@ -297,6 +302,7 @@ def dense(
     stop: threading.Event,
     numerics: Mapping[str, str] | None = None,
     donors: Sequence[str] = (),
+    on_progress: OnProgress | None = None,
 ) -> Dense:
     """Returns a retriever with the index of its run, which is made if it is missing.
 
@@ -312,6 +318,7 @@ def dense(
         source,
         config=_computed(source.config, numerics or {}),
         donors=donors,
+        on_progress=on_progress,
     )
     params = model.run.tree["retriever"]
     manifest = source.load_or_build(model.index_step, params, stop).manifest

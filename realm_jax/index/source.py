@@ -14,7 +14,12 @@ from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.extras import require_extra
-from realm_jax.index.builder import RETRIEVER_CRC32C, BuilderConfig, build_once
+from realm_jax.index.builder import (
+    RETRIEVER_CRC32C,
+    BuilderConfig,
+    OnProgress,
+    build_once,
+)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import index_series
 from realm_jax.index.manifest import (
@@ -75,6 +80,7 @@ class IndexSource:
       donors: other model directories whose indexes may have the same document tower,
         such as that of the previous stage.
       keeps_rows: whether loaded indexes have their embeddings on the host, too.
+      on_progress: called while the corpus is embedded in this process.
     """
 
     model_store: Store
@@ -86,6 +92,7 @@ class IndexSource:
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     donors: Sequence[str] = ()
     keeps_rows: bool = False
+    on_progress: OnProgress | None = None
 
     def __post_init__(self):
         if self.searcher == "scann":
@@ -187,6 +194,7 @@ class IndexSource:
                 self.model_store,
                 BuilderConfig(embed=self.embed),
                 stop=stop,
+                on_progress=self.on_progress,
                 require_wanted=require_wanted,
             )
         except AlreadyCommittedError as error:

@@ -43,7 +43,7 @@ from realm_jax.training.answer_coverage import require_answers
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
-from realm_jax.training.loop import Report, train_loop
+from realm_jax.training.loop import train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.question_index import (
     FrozenIndex,
@@ -53,7 +53,7 @@ from realm_jax.training.question_index import (
 from realm_jax.training.refresh import RefreshMode, blocking_rebuilds
 from realm_jax.training.rolling_refresh import Renewal, RenewingFinetuneLoss
 from realm_jax.training.search_ahead import SearchAhead
-from realm_jax.training.stage import Stage, StageParts
+from realm_jax.training.stage import Report, Stage, StageParts
 from realm_jax.training.stage_config import (
     SOME_PIECES,
     IndexUse,
@@ -357,6 +357,7 @@ def run(
         config.make_reader,
         frozen=frozen_parameters(config),
         index=Precision.FLOAT32 if config.index_in_state else None,
+        report=report,
         attempt=attempt,
     )
     with contextlib.closing(stage):
@@ -369,7 +370,7 @@ def run(
             if dev.has_ended:
                 dev.note()
             elif not stage.is_done or dev.is_missing:
-                _train(stage, config, index, dev, report, stop)
+                _train(stage, config, index, dev, stop)
             has_ended = stage.is_done or dev.has_ended
             if has_ended:
                 index.finish()
@@ -381,7 +382,6 @@ def _train(
     config: FinetuneConfig,
     index: FrozenIndex,
     dev: DevExactMatch,
-    report: Report,
     stop: threading.Event,
 ) -> None:
     """Trains until the last update, a stop or an early end: the loop of fine-tuning.
@@ -404,7 +404,7 @@ def _train(
     def values() -> Mapping[str, float]:
         return {**index.metrics(), **dev.take()}
 
-    with train_loop(stage, loss, report, stop, details) as loop:
+    with train_loop(stage, loss, stop, details) as loop:
         if config.is_refreshed and dev.is_missing:
             # The refresh before it was stopped, and the state saved.
             index.refresh()

@@ -21,27 +21,23 @@ from realm_jax.metrics import means as means_lib
 from realm_jax.metrics.means import Means
 from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.training.profiling import Profiler
-from realm_jax.training.stage import CheckpointDetails, Stage
+from realm_jax.training.stage import CheckpointDetails, Report, Stage
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import MAX_IN_FLIGHT, Accounting, Part
 from realm_jax.training.tensorboard import EventFile
 from realm_jax.training.watchdog import Watchdog
-
-Report = Callable[[int, int, Mapping[str, float]], None]
-"""Called with (steps done, total steps, metrics), to show progress."""
 
 
 @contextlib.contextmanager
 def train_loop(
     stage: Stage[Any],
     loss: Loss,
-    report: Report,
     stop: threading.Event,
     details: CheckpointDetails = dict,
 ) -> Iterator["Loop"]:
     """Surrounds the loop of a stage; the last state is saved after it.
 
-        with train_loop(stage, loss, report, stop, details) as loop:
+        with train_loop(stage, loss, stop, details) as loop:
             for done in loop:
                 loop.update(...)  # the inputs of the update after `done`
                 loop.log()
@@ -57,7 +53,7 @@ def train_loop(
         _profiler(stage) as profiler,
         _watchdog(stage) as dog,
     ):
-        loop = Loop(stage, loss, report, stop, details, profiler, dog)
+        loop = Loop(stage, loss, stop, details, profiler, dog)
         with contextlib.suppress(StoppedError):
             yield loop
     loop.save_last()
@@ -70,7 +66,6 @@ class Loop:
         self,
         stage: Stage[Any],
         loss: Loss,
-        report: Report,
         stop: threading.Event,
         details: CheckpointDetails,
         profiler: Profiler | None,
@@ -93,7 +88,7 @@ class Loop:
         of_run = (config.model_dir, stage.name, stage.step)
         self._metrics = MetricsLog(
             [MetricsFile(*of_run), EventFile(*of_run)] if multihost.is_first() else [],
-            report,
+            stage.report,
             self._accounting,
             every=config.log_period,
             total_steps=config.train_steps,

@@ -45,7 +45,7 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_metrics import make_index_metrics
-from realm_jax.training.loop import Report, train_loop
+from realm_jax.training.loop import train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.refresh import (
@@ -56,7 +56,7 @@ from realm_jax.training.refresh import (
     blocking_rebuilds,
 )
 from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
-from realm_jax.training.stage import Stage
+from realm_jax.training.stage import Report, Stage
 from realm_jax.training.stage_config import (
     SOME_PIECES,
     IndexUse,
@@ -244,6 +244,7 @@ def run(
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),
         index=Precision(config.device.precision) if config.index_in_state else None,
+        report=report,
         attempt=attempt,
     )
     with contextlib.closing(stage):
@@ -251,7 +252,7 @@ def run(
         patience = config.builder_patience_seconds
         with IndexClient(source, stop, patience, stage.step, stage.lease) as client:
             if not stage.is_done:
-                _Pretraining(stage, config, client).train(report, stop)
+                _Pretraining(stage, config, client).train(stop)
             if stage.is_done:
                 # The builder embeds the corpus once more, for later stages. A run that
                 # was already done publishes too, as a builder may be waiting for it.
@@ -391,7 +392,7 @@ class _Pretraining:
             slices=(stage.mesh.size, config.embed.batch_size, config.refresh_period),
         )
 
-    def train(self, report: Report, stop: threading.Event) -> None:
+    def train(self, stop: threading.Event) -> None:
         """Trains until the last update or a stop: the loop of pre-training.
 
         A retriever is published before the update after its step, so that a snapshot
@@ -401,7 +402,7 @@ class _Pretraining:
         stage, refresher = self._stage, self._refresher
         self._begin()
         first = stage.step
-        with train_loop(stage, self._loss, report, stop, self._details) as loop:
+        with train_loop(stage, self._loss, stop, self._details) as loop:
             for done in loop:
                 # Publishes or embeds, if it is time, and takes a newer index.
                 swapped = self._refresh(done)

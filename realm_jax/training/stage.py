@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from jax.sharding import Mesh
@@ -47,10 +47,30 @@ CheckpointDetails = Callable[[], Mapping[str, Any]]
 """Returns the details of a checkpoint beyond those of every stage."""
 
 
+class Report(Protocol):
+    """Shows how many updates are done, with their metrics.
+
+    Or, if `what` is not empty, how much of that: blocks that are embedded before the
+    first update or between two.
+    """
+
+    def __call__(
+        self, done: int, total: int, values: Mapping[str, float], what: str = ""
+    ) -> None:
+        """Shows it; called more often than can be read."""
+
+
+def _show_nothing(
+    done: int, total: int, values: Mapping[str, float], what: str = ""
+) -> None:
+    del done, total, values, what
+
+
 class StageParts(Generic[ReaderT]):
     """The parts of a stage that make its inputs, whatever trains it.
 
     Attributes:
+      report: shows the progress.
       details: details of the checkpoint that was restored, None for a new run.
     """
 
@@ -62,8 +82,10 @@ class StageParts(Generic[ReaderT]):
         config: StageConfig,
         make_reader: Callable[[BertConfig], ReaderT],
         mesh: Mesh,
+        report: Report = _show_nothing,
     ):
         self.config = config
+        self.report = report
         # Each host reads its own copy; a damaged one ends all processes.
         self.corpus = multihost.run_on_all(
             lambda: BlockStore.open(config.corpus, verify=config.verify_files)
@@ -94,7 +116,11 @@ class StageParts(Generic[ReaderT]):
             self.mesh,
             device or DeviceConfig(),
             self.config.donors,
+            on_progress=self._show_embedded,
         )
+
+    def _show_embedded(self, done: int, num_blocks: int) -> None:
+        self.report(done, num_blocks, {}, "blocks embedded")
 
     def open_examples(
         self, task: str, split: str, *, of_corpus: bool = True
@@ -203,6 +229,7 @@ class Stage(StageParts[ReaderT]):
         make_reader: Callable[[BertConfig], ReaderT],
         frozen: tuple[str, ...] = (),
         index: Precision | None = None,
+        report: Report = _show_nothing,
         attempt: Attempt | None = None,
     ):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
@@ -211,7 +238,8 @@ class Stage(StageParts[ReaderT]):
         given precision, is all zeros until it is replaced, unless it was restored.
         `attempt` records the run when its work begins; None is for one of the library.
         """
-        super().__init__(config, make_reader, partitioning.make_mesh(config.mesh))
+        mesh = partitioning.make_mesh(config.mesh)
+        super().__init__(config, make_reader, mesh, report)
         self.name = name
         self._frozen = frozen
         of_optimizer = config.optimizer(total_steps=config.train_steps)

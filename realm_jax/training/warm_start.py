@@ -38,7 +38,7 @@ from realm_jax.training.bm25_teacher import (
     TAUGHT_BLOCKS,
     BM25Teacher,
 )
-from realm_jax.training.loop import Report, train_loop
+from realm_jax.training.loop import train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (
     KINDS,
@@ -48,7 +48,7 @@ from realm_jax.training.reader_documents import (
     masked_answers,
 )
 from realm_jax.training.search_ahead import search_local
-from realm_jax.training.stage import Stage
+from realm_jax.training.stage import Report, Stage
 from realm_jax.training.stage_config import (
     IndexUse,
     StageConfig,
@@ -249,6 +249,7 @@ def run(
         config,
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),
+        report=report,
         attempt=attempt,
     )
     with contextlib.closing(stage):
@@ -272,7 +273,7 @@ def run(
             num_joined=0 if reading is None else config.reader_batch_size,
         )
         loss = make_loss(config, stage.retriever, stage.reader, packing)
-        with train_loop(stage, loss, report, stop) as loop:
+        with train_loop(stage, loss, stop) as loop:
             for done in loop:
                 of_retriever = of_reader = None
                 if teacher is not None:

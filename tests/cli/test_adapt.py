@@ -256,9 +256,23 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     assert "| queries | gained after REALM, in points | nDCG@10 " in card
     cost = adapt_report.summary(report, chain.root, export)[1]
     assert "warm start 60 updates" in cost
+    # Of the first index of the warm start, and the last of REALM.
+    (_, first), (last, _) = (
+        seconds_of_indexes(chain.root, stage) for stage in ("warm_start", "pretrain")
+    )
+    assert report["cost"]["embedding"]["seconds"] == first + last
+    assert f"embedding the text {(first + last) / 60:.1f} min, measuring" in cost
     # Other queries are measured.
     with pytest.raises(TypeError):
         adapt._measured(chain, JUDGED[:3], stop)
+
+
+def seconds_of_indexes(root, stage):
+    """How long the last and the first index of a stage took to embed."""
+    commits = pathlib.Path(root, stage, "index", "commits").glob("*.json")
+    newest_first = sorted(commits, key=lambda path: -int(path.stem))
+    seconds = [json.loads(path.read_text())["build_seconds"] for path in newest_first]
+    return seconds[0], seconds[-1]
 
 
 def test_the_chosen_one_is_opened_as_long_as_it_is_of_this_chain(chain, caplog):
@@ -280,7 +294,7 @@ def test_the_chosen_one_is_opened_as_long_as_it_is_of_this_chain(chain, caplog):
 
 def test_all_are_computed_as_the_index_of_the_builder(chain, monkeypatch):
     numerics = {"dtype": "float32", "products": "bfloat16"}
-    monkeypatch.setattr(adaptation, "_numerics", lambda models, corpus: numerics)
+    monkeypatch.setattr(adaptation, "index_numerics", lambda models, corpus: numerics)
     index = pathlib.Path(chain.root, "warm_start", "index")
     shutil.rmtree(index)  # That of the chain's evaluation.
     adapt._measured(chain, [], threading.Event())

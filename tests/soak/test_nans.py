@@ -86,7 +86,7 @@ def check_mode(world, folder, mode, steps, count):
         """
         seen = []
 
-        def report(step, total, values):
+        def report(step, total, values, what=""):
             seen.append(step)
 
         with tiny_world.builder_beside(config, corpus):

@@ -148,6 +148,24 @@ def test_a_resumed_run_is_the_same(world, encoder, taught, tmp_path):
     assert_same_bits(state_of(tmp_path, 3), state_of(taught, 3))
 
 
+def test_how_much_of_the_corpus_is_embedded_is_shown_before_the_first_update(
+    world, encoder, corpus, tmp_path
+):
+    config, told = config_of(world, encoder, tmp_path, train_steps=1), []
+
+    def report(done, total, values, what=""):
+        told.append((what, done, total))
+
+    assert warm_start.run(config, report, NEVER)
+    embedded, updates = told[:-1], told[-1]
+    done, size = [done for _, done, _ in embedded], corpus.num_blocks
+    assert len(done) > 1
+    assert done == sorted(done)
+    assert embedded[-1] == ("blocks embedded", size, size)
+    assert {(what, total) for what, _, total in embedded} == {("blocks embedded", size)}
+    assert updates == ("", 1, 1)
+
+
 def test_the_encoder_that_it_began_with_can_be_opened_and_exported(
     world, encoder, taught, tmp_path
 ):

@@ -218,7 +218,7 @@ def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
 def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path, quick_updates):
     quick_updates(warm_start, "WarmStartLoss")
 
-    def replace(step, total, values):
+    def replace(step, total, values, what=""):
         if step == 2:
             wait_until((tmp_path / "checkpoints" / "1.json").exists)
             foreign_holder(tmp_path, '{"beat": 0}')

@@ -28,7 +28,7 @@ class Recorder:
         self.stop = threading.Event()
         self.stop_at, self.stop_in_inputs_of = stop_at, stop_in_inputs_of
 
-    def report(self, step, total, values):
+    def report(self, step, total, values, what=""):
         self.events.append(("line" if values else "progress", step))
         if step == self.stop_at:
             self.stop.set()
@@ -40,7 +40,9 @@ class Recorder:
     def train(self, world, folder, **changes):
         changes = {"checkpoint_period": 1, "log_period": 1} | changes
         config = tiny_world.warm_start_config(world, folder, **changes)
-        stage = self.stage = Stage("recorded", config, KnowledgeEncoder)
+        stage = self.stage = Stage(
+            "recorded", config, KnowledgeEncoder, report=self.report
+        )
         with contextlib.closing(stage), self.loop(stage) as turns:
             for done in turns:
                 assert done == stage.step == int(stage.state.step)
@@ -54,9 +56,7 @@ class Recorder:
         return stage.step
 
     def loop(self, stage):
-        return loop.train_loop(
-            stage, quick_loss(), self.report, self.stop, self.details
-        )
+        return loop.train_loop(stage, quick_loss(), self.stop, self.details)
 
 
 def turn(done):

@@ -27,7 +27,7 @@ def run(world, folder, total_steps, *, first=0, before=lambda done: None):
     with contextlib.closing(Stage("stage", config, KnowledgeEncoder)) as stage:
         stage.step = first
         stage.state = stage.state.replace(step=stage.state.step + first)
-        with train_loop(stage, quick_loss(), silent, NEVER) as loop:
+        with train_loop(stage, quick_loss(), NEVER) as loop:
             for done in loop:
                 before(done)
                 loop.update({})

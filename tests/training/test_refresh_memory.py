@@ -32,7 +32,7 @@ class Watch:
     def __init__(self):
         self._arrays, self._resident = {}, {}
 
-    def report(self, step, total, values):
+    def report(self, step, total, values, what=""):
         # As long after a line of metrics: until then its values are on the devices. An
         # update in flight is not reported, so that a step may be left out.
         mark = _STEPS // 2 - 2 if step < _STEPS - 2 else _STEPS - 2
