@@ -36,6 +36,7 @@ from bench.command import (
     write_figures,
 )
 from bench.machine import machine, today
+from bench.pipeline import copy_first_index
 from bench.processes import PEERS_PYTHON, require_peers, run_json
 from bench.tables import percent, table
 from realm_jax.answering.hybrid import BM25Index
@@ -139,8 +140,13 @@ class Bench:
             flags.queries, flags.qrels, {text.source_id for text in texts}
         )
         self._bm25 = BM25Index(self.corpus)
-        model = PretrainedRetriever.open(find_model(flags.run, [WARM_START]))
-        self._length = model.models.lengths.query
+        begun = PretrainedRetriever.open(
+            find_model(flags.run, [WARM_START]), as_begun=True
+        )
+        self._length = begun.models.lengths.query
+        # The document tower does not learn from BM25: its embeddings serve all seeds.
+        self._numerics = adaptation.index_numerics([begun], self.corpus)
+        self._donors = [begun.model_dir]
         self._probe = adaptation.queries_probe(self.corpus, self._queries, self._length)
 
     def row(self, method: str, seed: int) -> Row:
@@ -195,7 +201,9 @@ class Bench:
         return {**values, **dict(zip(COSTS, (minutes, gib), strict=True))}
 
     def _searched(self, model: PretrainedRetriever, minutes: float, gib: float) -> Row:
-        search = adaptation.dense(model, self.corpus, threading.Event())
+        search = adaptation.dense(
+            *(model, self.corpus, threading.Event()), self._numerics, self._donors
+        )
         return self._figures(search, minutes, gib)
 
     def _untouched(self, seed: int) -> Row:
@@ -215,8 +223,13 @@ class Bench:
         )
 
     def _taught(self, seed: int) -> Row:
-        """Trains the warm start of the chain with a seed, without the reader."""
+        """Trains the warm start of the chain with a seed, without the reader.
+
+        Its teacher, the encoder as it was, has embedded the text in the chain.
+        """
         folder = self._work / f"taught-{seed}"
+        if not folder.exists():
+            copy_first_index(pathlib.Path(self._run, WARM_START.name), folder)
         settings = {"MODEL_DIR": str(folder), "SEED": seed, "TASK": ""}
         command = [
             *(sys.executable, "-m", "tpu_launch", "local"),

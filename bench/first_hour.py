@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.command import command_line, make_parser, publish, reporting, run_step
-from bench.handbook import LOCALES, write_articles
+from bench.handbook import LOCALES, QUESTIONS, write_articles
 from bench.machine import machine, today
 from bench.tables import table
 from realm_jax.data.blocks import BlockStore
@@ -33,7 +33,6 @@ from realm_jax.evaluation.comparisons import (
 
 Row = dict[str, Any]
 
-_QUESTIONS = pathlib.Path(__file__).parent / "handbook_questions"
 _NAMES = {"en": "English", "fr": "French", "ru": "Russian"}
 _ASKED = {
     "en": "Which command is usually used to add a new user?",
@@ -55,7 +54,7 @@ def measure(
     articles, run = folder / "articles.jsonl", folder / "my"
     log = folder / "output.txt"
     write_articles(handbook, language, articles)
-    questions = [f"--questions={_QUESTIONS / language}.jsonl"] if asked else []
+    questions = [f"--questions={QUESTIONS / language}.jsonl"] if asked else []
     find = ["ask"] if asked else ["search", "--k=1"]
     local = [sys.executable, "-m", "tpu_launch", "local"]
     realm = str(pathlib.Path(sys.executable).parent / "realm")
