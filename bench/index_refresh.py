@@ -271,7 +271,11 @@ def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) ->
     os.sched_setaffinity(0, {_TRAINER_CORE})
     pretrain.Refresher = _TimedRefresher
 
-    def report(step: int, total: int, values: Mapping[str, float]) -> None:
+    def report(
+        step: int, total: int, values: Mapping[str, float], what: str = ""
+    ) -> None:
+        if what:
+            return
         swap, _TimedRefresher.swap = _TimedRefresher.swap, None
         if swap is not None:
             # Every swap has a line of metrics.

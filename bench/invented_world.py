@@ -352,5 +352,5 @@ def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
     )
 
 
-def _silent(step: int, total: int, values) -> None:
+def _silent(step: int, total: int, values, what: str = "") -> None:
     """Discards progress reports."""

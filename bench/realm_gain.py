@@ -396,7 +396,9 @@ def summarise(by_seed: dict[int, dict]) -> dict:
     return table
 
 
-def _report(name: str, step: int, total: int, values: Mapping[str, float]) -> None:
+def _report(
+    name: str, step: int, total: int, values: Mapping[str, float], what: str = ""
+) -> None:
     if values:
         shown = {
             key: round(value, 3)

@@ -170,7 +170,7 @@ def _with_equal_weights(spans) -> np.ndarray:
     return np.logaddexp.reduce(retrieved, axis=1) - count
 
 
-def _silent(step: int, total: int, values: Mapping[str, float]) -> None:
+def _silent(step: int, total: int, values: Mapping[str, float], what: str = "") -> None:
     """Discards progress reports."""
 
 

@@ -55,7 +55,7 @@ class Report(Protocol):
     """
 
     def __call__(
-        self, done: int, total: int, values: Mapping[str, float], what: str = ""
+        self, done: int, total: int, values: Mapping[str, float], what: str = "", /
     ) -> None:
         """Shows it; called more often than can be read."""
 

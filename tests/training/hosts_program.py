@@ -91,7 +91,9 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
     )
     seen = pathlib.Path(model_dir, f"index_of_steps-{multihost.number()}.jsonl")
 
-    def report(step: int, total: int, values) -> None:
+    def report(step: int, total: int, values, what: str = "") -> None:
+        if what:
+            return
         with seen.open("a") as file:
             file.write(json.dumps([step, values["index_step"]]) + "\n")
 
