@@ -237,10 +237,11 @@ def copy_first_index(stage: pathlib.Path, model_dir: pathlib.Path) -> None:
             f"expected the first index of the run at {commit}, got none; finish the "
             "run first, as `make quickstart` does"
         )
-    (model_dir / "index" / "commits").mkdir(parents=True)
-    shutil.copy(commit, model_dir / "index" / "commits")
     for data in (stage / "index" / "data").glob("0-*"):
         shutil.copytree(data, model_dir / "index" / "data" / data.name)
+    # Last, as a builder does it: an interrupted copy is no index.
+    (model_dir / "index" / "commits").mkdir(parents=True)
+    shutil.copy(commit, model_dir / "index" / "commits")
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ class Watch:
         self._arrays, self._resident = {}, {}
 
     def report(self, step, total, values, what=""):
+        if what:
+            return
         # As long after a line of metrics: until then its values are on the devices. An
         # update in flight is not reported, so that a step may be left out.
         mark = _STEPS // 2 - 2 if step < _STEPS - 2 else _STEPS - 2
