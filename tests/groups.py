@@ -21,7 +21,7 @@ class Group:
         """Starts `python -m …` so many times."""
         port = local.free_port()
         self._folder = tempfile.TemporaryDirectory()
-        self.logs = [
+        self._logs = [
             pathlib.Path(self._folder.name, f"{i}.log") for i in range(num_processes)
         ]
         self.processes = [
@@ -32,15 +32,23 @@ class Group:
                 stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
             )
-            for i, log in enumerate(self.logs)
+            for i, log in enumerate(self._logs)
         ]
 
-    def wait(self, seconds: float = 240.0) -> list[str]:
+    def codes(self) -> list[int]:
+        """Waits until all have ended; returns their exit codes.
+
+        As long as the test may take: a job takes several times as long beside another.
+        """
+        return [process.wait() for process in self.processes]
+
+    def said(self) -> list[str]:
+        """Returns what each has said so far."""
+        return [log.read_text() for log in self._logs]
+
+    def wait(self) -> list[str]:
         """Waits until all have ended well; returns what each has said."""
-        for process in self.processes:
-            process.wait(seconds)
-        said = [log.read_text() for log in self.logs]
-        codes = [process.returncode for process in self.processes]
+        codes, said = self.codes(), self.said()
         assert not any(codes), (codes, *said)
         return said
 
@@ -61,5 +69,9 @@ def started(
     group = Group(arguments, num_processes, devices)
     try:
         yield group
+    except BaseException:
+        # pytest's, where the test has taken too long.
+        print(*group.said(), sep="\n")
+        raise
     finally:
         group.kill()

@@ -151,8 +151,7 @@ def test_three_processes_hear_the_same():
 def test_one_that_fails_alone_ends_the_others(where, failing):
     arguments = ["tests.test_multihost", where, str(failing)]
     with groups.started(arguments, num_processes=2) as group:
-        codes = [process.wait(60) for process in group.processes]
-        said = [log.read_text() for log in group.logs]
+        codes, said = group.codes(), group.said()
     assert codes[failing] == 1, said[failing]
     assert "failed alone" in said[failing]
     assert codes[1 - failing] not in (0, 2), said[1 - failing]
@@ -164,8 +163,8 @@ def test_one_that_never_comes_is_named_by_the_others(missing):
     arguments = ["tests.test_multihost", "nothing", "0"]
     with groups.started(arguments, num_processes=2) as group:
         group.processes[missing].kill()  # While it imports.
-        code = group.processes[1 - missing].wait(60)
-        said = group.logs[1 - missing].read_text()
+        code = group.codes()[1 - missing]
+        said = group.said()[1 - missing]
     assert code == 2, said
     (line,) = [line for line in said.splitlines() if "error" in line]
     assert f"but process {missing} did not come" in line
@@ -177,8 +176,7 @@ def test_one_that_is_asked_to_stop_ends_all_with_the_code_of_that():
     with groups.started(
         ["tests.test_multihost", "stop", "1"], num_processes=2
     ) as group:
-        codes = [process.wait(60) for process in group.processes]
-        said = [log.read_text() for log in group.logs]
+        codes, said = group.codes(), group.said()
     assert codes == [STOPPED] * 2, said
 
 

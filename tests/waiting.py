@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 120.0
-"""Seconds in which anything happens, on a busy machine too."""
+PATIENCE = 600.0
+"""Seconds in which anything happens, on a busy machine too: what a test may take."""
 
 _POLL_SECONDS = 0.005
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], Any]) -> None:
     """Polls until the condition holds.
 
     Raises:
       AssertionError: it did not hold in time.
     """
-    deadline, pause = time.monotonic() + seconds, threading.Event()
+    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
     while not condition():
         if time.monotonic() >= deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain")
+            raise AssertionError(f"waited {PATIENCE:g} s in vain")
         pause.wait(_POLL_SECONDS)
 
 

@@ -167,7 +167,9 @@ class TestTraining:
         # A stage that measures nothing has no best checkpoint.
         refuse(
             tiny_run.arguments("finetune", root, **finetune),
-            *(f"{root}/warm_start", "held_out_utility", 'CHECKPOINT="last"'),
+            f"{root}/warm_start",
+            "held_out_utility",
+            'CHECKPOINT="last"',
         )
         for stage in ("pretrain", "finetune"):
             assert not (root / stage / "checkpoints").exists()
@@ -241,6 +243,5 @@ def run_program(arguments, largest_file=None):
         env=tiny_run.environment() | uncached,
         capture_output=True,
         text=True,
-        timeout=240,
         preexec_fn=limit,
     )

@@ -14,7 +14,7 @@ def predictions(root, folder, num_processes, devices):
     words = tiny_run.arguments("evaluate", root, MODEL_DIR=str(folder))
     program = ["realm_jax.cli.main", *words]
     with groups.started(program, num_processes, devices) as group:
-        said = group.wait(900.0)
+        said = group.wait()
     return (folder / "predictions.jsonl").read_bytes(), said
 
 

@@ -37,7 +37,6 @@ def test_eight_devices_find_the_same():
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the same on eight devices\n"

@@ -10,9 +10,8 @@ from bench.invented_world import LENGTHS, WorldConfig
 from realm_jax.cli.main import STOPPED
 from tests import tiny_run, tiny_world
 from tests.soak.fork_server import Fault, ForkServer
+from tests.waiting import PATIENCE
 from tpu_launch import local
-
-_PATIENCE_SECONDS = 120.0
 
 WORLD = WorldConfig(num_entities=40, num_relations=6, num_values=40, num_held_out=20)
 
@@ -183,7 +182,7 @@ class Job:
                 self._wait(other)
 
     def _wait(self, pid: int) -> int:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while (code := self._fork_server.code(pid)) is None:
             assert time.monotonic() < deadline, self.log.read_text()[-4000:]
             time.sleep(0.01)

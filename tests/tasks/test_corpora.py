@@ -327,7 +327,6 @@ def test_seqios_own_tool_caches_the_tasks_of_a_corpus(store, tmp_path, monkeypat
         env=tiny_run.environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}."},
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     __import__("my_towns")

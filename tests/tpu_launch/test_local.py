@@ -19,13 +19,12 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
 from tests.tiny_world import assert_same_bits, read_item
+from tests.waiting import PATIENCE
 from tpu_launch import records
 from tpu_launch.local import TOKEN, Chain, token_of
 from tpu_launch.run import BUILDER, TRAINER, run_id
 
 pytestmark = pytest.mark.full
-
-_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def launched(tmp_path_factory):
     launcher = tiny_run.launch(
         tiny_run.write_chain(root, list(tiny_run.CHAIN), processes=2)
     )
-    (root / "said.txt").write_text(_end(launcher, 2 * _SECONDS))
+    (root / "said.txt").write_text(_end(launcher))
     return root
 
 
@@ -69,7 +68,7 @@ def test_run_again_says_that_it_is_done(launched, tmp_path):
     # As of a launcher that was killed.
     leftover = subprocess.Popen(["sleep", "600"], env={**os.environ, TOKEN: token})
     launcher = tiny_run.launch(chain)
-    assert leftover.wait(_SECONDS) == -signal.SIGTERM
+    assert leftover.wait() == -signal.SIGTERM
     said = _end(launcher)
     assert f"ending process {leftover.pid}, whose launcher is gone" in said
     assert "prepare: done" in said
@@ -140,7 +139,7 @@ def test_a_killed_worker_of_four_changes_no_bit(finished, tmp_path):
         if name == "killed":
             seconds = _kill_one_of_four(run, launcher)
             print(f"\nfrom the kill to the first step: {seconds:.1f} s")
-        said = _end(launcher, 2 * _SECONDS)
+        said = _end(launcher)
         # The code is of the killed one or of those that it left waiting.
         assert ("starting again" in said) == (name == "killed")
         store = open_store(root / "pretrain")
@@ -249,15 +248,15 @@ def test_names_what_a_builder_that_cannot_work_said(finished, tmp_path):
     assert _Run(root, "").processes() == []
 
 
-def _end(launcher: subprocess.Popen[str], seconds=_SECONDS, code=0) -> str:
+def _end(launcher: subprocess.Popen[str], code: int = 0) -> str:
     """Waits for the end of a launcher; returns what it has said."""
-    said, _ = launcher.communicate(timeout=seconds)
+    said, _ = launcher.communicate()
     assert launcher.returncode == code, said
     return said
 
 
 def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

@@ -140,8 +140,7 @@ def test_all_processes_swap_at_the_same_step(world, tmp_path):
 def test_a_gradient_that_is_not_finite_ends_all_after_the_same_update(world, tmp_path):
     arguments = trainer(world, tmp_path, bad=[5])
     with groups.started(arguments, num_processes=2) as job:
-        codes = [process.wait(240) for process in job.processes]
-        said = [log.read_text() for log in job.logs]
+        codes, said = job.codes(), job.said()
     assert all(codes), said
     assert all("gradient_norm of nan at update 5;" in log for log in said), said
     assert finished_steps(open_store(tmp_path)) == [4]

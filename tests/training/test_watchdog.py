@@ -193,8 +193,8 @@ def test_a_trainer_that_waits_for_its_data_is_started_again_once(world, tmp_path
             json.dumps({**settings, "hangs_after": hangs_after}),
         ]
         with groups.started(arguments, num_processes=1) as job:
-            ended.append(job.processes[0].wait(400))
-            said = job.logs[0].read_text()
+            ended += job.codes()
+            (said,) = job.said()
         if hangs_after is not None:
             assert "error: expected update 8 within" in said.splitlines()[-1]
             assert "'host', at training/pretrain.py:" in said.splitlines()[-1]
