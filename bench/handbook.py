@@ -4,21 +4,14 @@
 
 puts its pages into `handbook/usr/share/doc/debian-handbook/html/LANGUAGE`. What nobody
 has translated yet stands there in English, and is left out.
-
-    python -m bench.handbook handbook/usr/share/doc/debian-handbook/html --output FOLDER
-
-writes articles.jsonl and queries.jsonl for `realm adapt`, in English: the 120 questions
-of `bench/handbook_questions`, each of which is to find the articles that answer it.
 """
 
-import collections
 import html.parser
 import json
 import pathlib
 import re
 from collections.abc import Iterator
 
-from bench.command import make_parser, one_line_errors
 from realm_jax.errors import BadInputError
 
 QUESTIONS = pathlib.Path(__file__).parent / "handbook_questions"
@@ -34,33 +27,6 @@ _FRENCH = re.compile(
 _ENGLISH = re.compile(
     r"\b(?:the|of|and|to|is|in|that|for|it|with|are|this|be|on|as|can|which)\b"
 )
-
-
-def main() -> None:
-    """Writes articles and queries in English."""
-    parser = make_parser(__doc__)
-    parser.add_argument("handbook", type=pathlib.Path, help="the package's folder html")
-    parser.add_argument("--output", required=True, type=pathlib.Path, help="a folder")
-    flags = parser.parse_args()
-    flags.output.mkdir(parents=True, exist_ok=True)
-    articles = flags.output / "articles.jsonl"
-    write_articles(flags.handbook, "en", articles)
-    write_queries("en", articles, flags.output / "queries.jsonl")
-
-
-def write_queries(language: str, articles: pathlib.Path, path: pathlib.Path) -> None:
-    """Writes the questions of a language, with the ids of the articles they ask for."""
-    ids = collections.defaultdict(list)
-    for line in articles.read_text().splitlines():
-        article = json.loads(line)
-        ids[article["title"]].append(article["id"])
-    with path.open("w") as file:
-        lines = (QUESTIONS / f"{language}.jsonl").read_text().splitlines()
-        for number, line in enumerate(lines):
-            asked = json.loads(line)
-            found = [name for title in asked["titles"] for name in ids[title]]
-            query = {"id": str(number), "question": asked["question"]}
-            file.write(json.dumps({**query, "gold_ids": found}) + "\n")
 
 
 def write_articles(handbook: pathlib.Path, language: str, path: pathlib.Path) -> None:
@@ -138,8 +104,3 @@ def _is_in(language: str, paragraph: str) -> bool:
     french = len(_FRENCH.findall(paragraph.lower()))
     english = len(_ENGLISH.findall(paragraph.lower()))
     return french > english if language == "fr" else english >= french
-
-
-if __name__ == "__main__":
-    with one_line_errors():
-        main()
