@@ -19,7 +19,6 @@ Example:
 
 import argparse
 import dataclasses
-import functools
 import os
 import pathlib
 import resource
@@ -201,9 +200,12 @@ def _measured(
         probes.append(sentences)
     with StageProgress("adapt", stop, Console(stderr=True)) as progress:
         measured = adaptation.measure(
-            *(retrievers, corpus, probes, stop),
+            retrievers,
+            corpus,
+            probes,
+            stop,
             note=progress.note,
-            on_progress=functools.partial(progress, what="blocks embedded"),
+            show=lambda done, total, what: progress(done, total, what=what),
         )
     seconds, size = time.monotonic() - began, _largest_process()
     report = adapt_report.make_report(

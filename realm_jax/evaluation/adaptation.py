@@ -192,14 +192,15 @@ def measure(
     probes: Sequence[Probe],
     stop: threading.Event,
     note: Callable[[str], None] = lambda text: None,
-    on_progress: OnProgress | None = None,
+    show: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, Comparison]:
     """Measures retrievers, the first of which is the encoder that others began with.
 
-    `note` is called with a sentence before it begins, and `on_progress` while the
-    corpus is embedded. Returns the results of each probe by its name: a row for each
-    label with its differences to the first, and baselines: BM25, the first without a
-    projection, and each of them fused with BM25.
+    `note` is called with a sentence before it begins, and `show` with how much is done
+    of how much, and of what: blocks embedded, or texts of a probe scored. Returns the
+    results of each probe by its name: a row for each label with its differences to the
+    first, and baselines: BM25, the first without a projection, and each of them fused
+    with BM25.
 
     Raises:
       StoppedError: asked to stop; indexes that were made are kept.
@@ -216,10 +217,15 @@ def measure(
         searches[ENCODER] = _without_projection(first, corpus, numerics)
     for label, model in retrievers.items():
         searches[label] = dense(
-            *(model, corpus, stop, numerics, [last.model_dir], on_progress)
+            model,
+            corpus,
+            stop,
+            numerics,
+            donors=[last.model_dir],
+            on_progress=lambda done, total: show(done, total, "blocks embedded"),
         )
     bm25 = BM25Index(corpus)
-    found = {probe.name: judged(probe, searches, bm25, stop) for probe in probes}
+    found = {probe.name: judged(probe, searches, bm25, stop, show) for probe in probes}
     fused = [fused_name(label) for label in retrievers]
     baselines = [BM25, *(label for label in searches if label == ENCODER), *fused]
     return {
@@ -236,10 +242,12 @@ def judged(
     searches: Mapping[str, Search],
     bm25: BM25Index,
     stop: threading.Event,
+    show: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns metrics with a value for each text: of BM25, and of each search.
 
-    Those of a search that is fused with BM25 are under its `fused_name`.
+    Those of a search that is fused with BM25 are under its `fused_name`. `show` is as
+    in `measure`.
 
     Raises:
       StoppedError: asked to stop.
@@ -248,6 +256,7 @@ def judged(
     for start in range(0, len(probe.texts), _BATCH):
         if stop.is_set():
             raise StoppedError("stopped; what was measured is measured again")
+        show(start, len(probe.texts), f"{probe.name} scored")
         rows = range(start, min(start + _BATCH, len(probe.texts)))
         by_words = bm25.scores(probe.texts[rows.start : rows.stop])
         scores = {label: search(probe, rows) for label, search in searches.items()}
@@ -256,6 +265,7 @@ def judged(
         }
         for label, of in {BM25: by_words, **scores, **fused}.items():
             parts[label].append(probe.judge(of, rows))
+    show(len(probe.texts), len(probe.texts), f"{probe.name} scored")
     return {
         label: {name: np.concatenate([p[name] for p in of]) for name in of[0]}
         for label, of in parts.items()

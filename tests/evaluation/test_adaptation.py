@@ -1,10 +1,12 @@
 """What a warm start and REALM have made of an encoder, and which one is used."""
 
 import re
+import threading
 
 import numpy as np
 import pytest
 
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.documents import Document
 from realm_jax.data.judgements import JudgedQuery
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
@@ -84,6 +86,20 @@ def test_queries_are_judged_by_the_best_block_of_a_document(blocks):
     np.testing.assert_array_equal(
         probe.judge(scores[1:], range(1, 2))["recall@5"], judged["recall@5"][1:]
     )
+
+
+def test_how_much_is_scored_is_shown(blocks):
+    queries = [JudgedQuery(str(i), "It burnt", {"book": 1}) for i in range(70)]
+    probe = adaptation.queries_probe(blocks, queries, query_length=16)
+    shown = []
+    adaptation.judged(
+        probe,
+        {"any": lambda probe, rows: np.zeros((len(rows), blocks.num_blocks))},
+        BM25Index(blocks),
+        threading.Event(),
+        lambda *progress: shown.append(progress),
+    )
+    assert shown == [(done, 70, "queries scored") for done in (0, 64, 70)]
 
 
 def results(probe, before, taught, after, **others):
