@@ -202,7 +202,7 @@ class Bench:
 
     def _searched(self, model: PretrainedRetriever, minutes: float, gib: float) -> Row:
         search = adaptation.dense(
-            *(model, self.corpus, threading.Event()), self._numerics, self._donors
+            model, self.corpus, threading.Event(), self._numerics, self._donors
         )
         return self._figures(search, minutes, gib)
 

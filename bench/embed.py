@@ -59,7 +59,11 @@ _COSINES = {"float32": 0.999_99, "bfloat16": 0.999, "int8": 0.9}
 
 def _retriever(**settings: Any) -> RetrieverConfig:
     bert = BertConfig(
-        *(30_522, 384, 6, 12, 1536),
+        30_522,
+        384,
+        6,
+        12,
+        1536,
         activation="gelu",
         **settings,
     )

@@ -62,7 +62,10 @@ def make_passes(settings: dict[str, Any]) -> dict[str, Pass]:
     def loss(params: PyTree) -> jax.Array:
         log_tokens = reader.apply(
             {"params": params},
-            *(ids, segments, positions, targets),
+            ids,
+            segments,
+            positions,
+            targets,
             deterministic=True,
             method="token_log_probs",
         )

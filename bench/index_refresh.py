@@ -108,7 +108,10 @@ def measure_sizes(
     for num_blocks in sizes:
         folder = plan.folder / f"size-{num_blocks}"
         jobs = Jobs(
-            *(plan, folder, num_blocks, publish_indexes),
+            plan,
+            folder,
+            num_blocks,
+            publish_indexes,
             searcher="scann",
             refresh_period=1_000_000,
         )

@@ -87,7 +87,13 @@ class Realm:
 REALM: Mapping[str, Realm] = {
     # The quickstart's, with eight sentences instead of six and without a refresh.
     "strong": Realm(
-        *(24, 8, 4, 5e-5, 0.5, "batch", True),
+        24,
+        8,
+        4,
+        5e-5,
+        0.5,
+        "batch",
+        True,
         (
             "retriever/query_tower",
             "retriever/document_tower/bert/token_embedding",
@@ -98,7 +104,13 @@ REALM: Mapping[str, Realm] = {
     # backward pass, and the same time is enough for many more sentences. Null document,
     # own block and two retrieved ones.
     "weak": Realm(
-        *(150, 64, 4, 1e-3, 1.0, "batch", True),
+        150,
+        64,
+        4,
+        1e-3,
+        1.0,
+        "batch",
+        True,
         ("reader", "retriever/document_tower", "retriever/query_tower/bert"),
     ),
 }
@@ -284,7 +296,11 @@ class Measures:
         config = models(start).retriever_config(self._store.vocabulary.size)
         params = trained.tree["retriever"]
         source = IndexSource(
-            *(open_store(model_dir), self._store, config, self._study.embed, "device"),
+            open_store(model_dir),
+            self._store,
+            config,
+            self._study.embed,
+            "device",
             donors=donors,
         )
         searcher = source.build(trained.step, params).searcher
@@ -303,8 +319,13 @@ class Measures:
         trained = restored(model_dir)
         searcher = load_searcher(model_dir, self._store, config, trained.step)
         spans = fill_in(
-            *(config, trained.tree, self._store, self._study.name, "train"),
-            *(searcher, 480),
+            config,
+            trained.tree,
+            self._store,
+            self._study.name,
+            "train",
+            searcher,
+            480,
         )
         found = spans.block_ids[:, 1:] != NULL_BLOCK
         holds = found & holds_answer(

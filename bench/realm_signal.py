@@ -117,8 +117,13 @@ class Bench:
 
     def _read(self, study: Study, count: int) -> Sentences:
         found = fill_in(
-            *(self.config, self._params, self._store, study.name, "train"),
-            *(make_searcher("device", self.blocks), count),
+            self.config,
+            self._params,
+            self._store,
+            study.name,
+            "train",
+            make_searcher("device", self.blocks),
+            count,
         )
         own_likelihood, has_own = self._read_own(found.batch)
         source = np.asarray(found.batch.source_block)
@@ -273,8 +278,18 @@ def main() -> None:
     parser.add_argument("--ict_steps", type=int, default=40)
     flags = parser.parse_args()
     study = Study(
-        *(flags.corpus, flags.name, flags.questions, "dev", flags.weights, flags.work),
-        *(flags.reader_steps, flags.ict_steps, 0, False, False, REALM),
+        flags.corpus,
+        flags.name,
+        flags.questions,
+        "dev",
+        flags.weights,
+        flags.work,
+        flags.reader_steps,
+        flags.ict_steps,
+        0,
+        False,
+        False,
+        REALM,
     )
     bench = Bench(study, make_start(study, "weak", 0), flags.sentences)
     before = bench.recall(bench.projection)
@@ -292,8 +307,12 @@ def main() -> None:
             after = [
                 bench.recall(
                     train(
-                        *(bench, taught, normalization),
-                        *(flags.learning_rate, flags.steps, seed),
+                        bench,
+                        taught,
+                        normalization,
+                        flags.learning_rate,
+                        flags.steps,
+                        seed,
                     )
                 )
                 for seed in range(flags.seeds)

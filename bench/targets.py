@@ -73,8 +73,12 @@ class Inputs:
 def of_updates(inputs: Inputs) -> Iterator[Figure]:
     """An update beside transformers' and a tuned one."""
     (result,) = inputs.run(
-        *("train_step", inputs.corpus, "--task=bench_salient", "--quick"),
-        *("--lengths=real", f"--peers={inputs.peers}"),
+        "train_step",
+        inputs.corpus,
+        "--task=bench_salient",
+        "--quick",
+        "--lengths=real",
+        f"--peers={inputs.peers}",
     )
     measured = result["measured"]
     # Those of this project that drop out the same as the peer.
@@ -99,8 +103,15 @@ def of_embedding(inputs: Inputs) -> Iterator[Figure]:
 def of_search(inputs: Inputs) -> Iterator[Figure]:
     """ScaNN's recall and speed at 100,000 blocks."""
     result = inputs.run(
-        *("index", "--parts", "search", "--blocks", 100_000, "--searchers", "scann"),
-        *("--repetitions", 1),
+        "index",
+        "--parts",
+        "search",
+        "--blocks",
+        100_000,
+        "--searchers",
+        "scann",
+        "--repetitions",
+        1,
     )
     (searched,) = result["search"]
     found = searched["searchers"]["scann"]

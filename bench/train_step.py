@@ -431,7 +431,7 @@ def main() -> None:
     if flags.case:
         size = SIZES[flags.size]
         found = time_ours(
-            *(flags.case, size, flags.steps, flags.settings), packs=flags.packs
+            flags.case, size, flags.steps, flags.settings, packs=flags.packs
         )
         print(json.dumps(found))
         return

@@ -154,8 +154,13 @@ class Measures:
         self, config: RetrieverConfig, params: Any, searcher: Searcher
     ) -> MaskedSpans:
         return fill_in(
-            *(config, params, self._store, self._flags.name, "validation"),
-            *(searcher, self._flags.examples),
+            config,
+            params,
+            self._store,
+            self._flags.name,
+            "validation",
+            searcher,
+            self._flags.examples,
         )
 
 

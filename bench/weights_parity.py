@@ -119,8 +119,10 @@ def _reader(model: PublishedModel, given: Arrays) -> dict[str, jax.typing.ArrayL
         AnswerMarginalization.JOINT_SOFTMAX,
     )
     losses = open_qa(
-        *(relevance, jnp.asarray(given["has_answer"])[None]),
-        *(log_spans, jnp.asarray(answers)[None]),
+        relevance,
+        jnp.asarray(given["has_answer"])[None],
+        log_spans,
+        jnp.asarray(answers)[None],
     )
     valid = scores.valid[:, order]
     # The difference is by how much their best span exceeds ours, in their scores: of

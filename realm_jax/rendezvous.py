@@ -109,7 +109,9 @@ class _Wait:
         self._said = now
         _log.warning(
             "waiting for %s for %.0f s, at most %.0f s",
-            *(names, now - self._began, self._seconds),
+            names,
+            now - self._began,
+            self._seconds,
         )
         return True
 

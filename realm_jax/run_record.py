@@ -32,7 +32,11 @@ COMMIT_NAME = "COMMIT"
 NOT_RECORDED = "not recorded"
 
 _IDENTITY = (
-    *("stage", "model", "corpus_fingerprint", "vocabulary_fingerprint", "lengths"),
+    "stage",
+    "model",
+    "corpus_fingerprint",
+    "vocabulary_fingerprint",
+    "lengths",
 )
 _PACKAGE = pathlib.Path(__file__).parent
 

@@ -119,8 +119,21 @@ TASKS = StageSpec(
 STAGES = {
     spec.command: spec
     for spec in (
-        *(INIT, ADAPT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
-        *(FINETUNE, EVALUATE, COMPARE, ASK, SEARCH, EXPORT, IMPORT_WEIGHTS, TASKS),
+        INIT,
+        ADAPT,
+        PREPARE,
+        UPDATE_CORPUS,
+        WARM_START,
+        PRETRAIN,
+        BUILD_INDEX,
+        FINETUNE,
+        EVALUATE,
+        COMPARE,
+        ASK,
+        SEARCH,
+        EXPORT,
+        IMPORT_WEIGHTS,
+        TASKS,
     )
 }
 """Maps a command to its specification, in the order in which a run uses them."""

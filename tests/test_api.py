@@ -45,7 +45,8 @@ def world(tmp_path_factory):
 def trained(world, tmp_path_factory):
     """The configuration of a fine-tuned model, whose directory is all `load` gets."""
     config = tiny.finetune_config(
-        *(world, tmp_path_factory.mktemp("model")),
+        world,
+        tmp_path_factory.mktemp("model"),
         num_read=NUM_READ,
         max_span=MAX_SPAN,
         retrieval_weight=WEIGHT,

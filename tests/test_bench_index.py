@@ -93,9 +93,18 @@ def test_the_whole_bench_runs_to_its_end(tmp_path, capsys):
         *search.split(),
         *searchers,
         *sizes.split(),
-        *("--models", "toy", "--model", "toy"),
-        *("--phase_seconds", "4", "--num_pairs", "1"),
-        *("--folder", str(tmp_path), "--output", str(output)),
+        "--models",
+        "toy",
+        "--model",
+        "toy",
+        "--phase_seconds",
+        "4",
+        "--num_pairs",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--output",
+        str(output),
     )
     assert said.returncode == 0, said.stderr
     measured = json.loads(output.read_text())

@@ -32,8 +32,15 @@ _INCLUDE = re.compile(r"""^include\s+["']([^"']+)["']""", re.MULTILINE)
 # Code is small; a stray corpus or checkpoint is not.
 _LARGEST_FILE = 10 << 20
 _SECRET_NAMES = (
-    *(".pem", ".key", ".p12", ".env", ".netrc", ".pypirc"),
-    *("credentials.json", "id_rsa", "id_ed25519"),
+    ".pem",
+    ".key",
+    ".p12",
+    ".env",
+    ".netrc",
+    ".pypirc",
+    "credentials.json",
+    "id_rsa",
+    "id_ed25519",
 )
 # Private keys, also within the JSON of a service account, and tokens of Google Cloud,
 # GitHub, Hugging Face and AWS.

@@ -94,7 +94,8 @@ class Gke:
         try:
             self._jobset(
                 "patch",
-                *(run.id, body),
+                run.id,
+                body,
                 field_manager="realm",
                 field_validation="Strict",
                 force=True,
@@ -194,7 +195,8 @@ class Gke:
         """Puts the lines of a container; what breaks off is not read again."""
         with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError):
             for line in client.CoreV1Api(self._api).read_namespaced_pod_log(
-                *(pod, self._namespace),
+                pod,
+                self._namespace,
                 container=container,
                 follow=follow,
                 _preload_content=False,

@@ -44,7 +44,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         logs = open_store(record.where["logs"]) if is_local else store
         folder = "" if is_local else records.LOGS
         lines = stored_lines(
-            *(logs, folder, *wanted),
+            logs,
+            folder,
+            *wanted,
             is_over=lambda: records.is_over(records.outcomes(store)),
         )
     try:

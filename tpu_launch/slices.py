@@ -55,32 +55,72 @@ class _Generation:
 # cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus: labels of nodes.
 _GENERATIONS = {
     "v2": _Generation(
-        *(2, 2, "v2", "tpu-ubuntu2204-base", 256, {4: 334}), absent=(8, 32)
+        cores=2,
+        dimensions=2,
+        compiler="v2",
+        runtime="tpu-ubuntu2204-base",
+        largest=256,
+        host_gib={4: 334},
+        absent=(8, 32),
     ),
     "v3": _Generation(
-        *(2, 2, "v3", "tpu-ubuntu2204-base", 1024, {4: 334}),
+        cores=2,
+        dimensions=2,
+        compiler="v3",
+        runtime="tpu-ubuntu2204-base",
+        largest=1024,
+        host_gib={4: 334},
         gke="tpu-v3-slice",
         gke_single_host="tpu-v3-device",
         absent=(8,),
     ),
     "v4": _Generation(
-        *(2, 3, "v4", "tpu-ubuntu2204-base", 4096, {4: 407}),
+        cores=2,
+        dimensions=3,
+        compiler="v4",
+        runtime="tpu-ubuntu2204-base",
+        largest=4096,
+        host_gib={4: 407},
         gke="tpu-v4-podslice",
         # The two cores of a chip are one device, as on the VMs.
         options={"chip_config_name": "megacore"},
     ),
     "v5p": _Generation(
-        2, 3, "v5p", "v2-alpha-tpuv5", 6144, {4: 448}, gke="tpu-v5p-slice"
+        cores=2,
+        dimensions=3,
+        compiler="v5p",
+        runtime="v2-alpha-tpuv5",
+        largest=6144,
+        host_gib={4: 448},
+        gke="tpu-v5p-slice",
     ),
     "v5litepod": _Generation(
-        *(1, 2, "v5e", "v2-alpha-tpuv5-lite", 256, {1: 48, 4: 192, 8: 384}),
+        cores=1,
+        dimensions=2,
+        compiler="v5e",
+        runtime="v2-alpha-tpuv5-lite",
+        largest=256,
+        host_gib={1: 48, 4: 192, 8: 384},
         gke="tpu-v5-lite-podslice",
     ),
     "v6e": _Generation(
-        *(1, 2, "v6e", "v2-alpha-tpuv6e", 256, {1: 176, 4: 720, 8: 1440}),
+        cores=1,
+        dimensions=2,
+        compiler="v6e",
+        runtime="v2-alpha-tpuv6e",
+        largest=256,
+        host_gib={1: 176, 4: 720, 8: 1440},
         gke="tpu-v6e-slice",
     ),
-    "tpu7x": _Generation(2, 3, "tpu7x", "", 9216, {4: 960}, gke="tpu7x"),
+    "tpu7x": _Generation(
+        cores=2,
+        dimensions=3,
+        compiler="tpu7x",
+        runtime="",
+        largest=9216,
+        host_gib={4: 960},
+        gke="tpu7x",
+    ),
 }
 
 
@@ -177,15 +217,15 @@ def _tpu(accelerator_type: str, kind: str, number: int) -> Slice:
         bounds = [int(side) for side in topology.split("x")]
         options["chips_per_host_bounds"] = (*bounds, 1)[:3]
     return Slice(
-        accelerator_type,
-        CHIPS[kind],
-        num_chips,
-        num_chips // chips_per_host,
-        generation.host_gib[chips_per_host] * _GIB,
-        topology,
-        generation.runtime,
-        (f"{generation.compiler}:{topology}", options),
-        (is_single and generation.gke_single_host) or generation.gke,
+        accelerator_type=accelerator_type,
+        chip=CHIPS[kind],
+        num_chips=num_chips,
+        num_hosts=num_chips // chips_per_host,
+        host_memory=generation.host_gib[chips_per_host] * _GIB,
+        topology=topology,
+        runtime=generation.runtime,
+        compiler_topology=(f"{generation.compiler}:{topology}", options),
+        gke=(is_single and generation.gke_single_host) or generation.gke,
     )
 
 

@@ -55,8 +55,11 @@ from tpu_launch.run import (
 _FAILED = 1
 _POLL_SECONDS, _DELETING_SECONDS = 0.2, 5.0
 _READ_BY_WORKERS = (
-    *("CORPUS", "QUESTIONS"),
-    *("WARM_START", "RETRIEVER_WARM_START", "READER_WARM_START"),
+    "CORPUS",
+    "QUESTIONS",
+    "WARM_START",
+    "RETRIEVER_WARM_START",
+    "READER_WARM_START",
 )
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/|$)")
 
@@ -184,11 +187,13 @@ def _configured_run(
     given += [f"--import_module={module}" for module in flags.import_module]
     roles = [
         Role(
-            *(TRAINER, _tpu(hardware.trainer), hardware.trainer_slices),
-            launch.provisioning,
-            (config.stage.command, *files, *given),
-            launch.zone,
-            unread_examples(launch.fetch, config.corpus, config.tasks),
+            name=TRAINER,
+            machines=_tpu(hardware.trainer),
+            slices=hardware.trainer_slices,
+            provisioning=launch.provisioning,
+            command=(config.stage.command, *files, *given),
+            zone=launch.zone,
+            left_out=unread_examples(launch.fetch, config.corpus, config.tasks),
         )
     ]
     # Only then does another job embed the corpus.
@@ -198,7 +203,7 @@ def _configured_run(
         roles.append(_builder(config, launch, hardware, [*files, *given]))
     bundle = make_bundle(CODE, gin_files.shipped)
     name = run_id(launch.name, config.model_dir)
-    return Run(name, config.model_dir, (*roles,), bundle.sha256, launch), bundle
+    return Run(name, config.model_dir, tuple(roles), bundle.sha256, launch), bundle
 
 
 def _builder(
@@ -213,17 +218,20 @@ def _builder(
             "hardware.HardwareConfig.builder, or REFRESH_MODE to another than async"
         )
     command = (
-        *(BUILD_INDEX.command, *given),
+        BUILD_INDEX.command,
+        *given,
         f'--gin.MODEL_DIR="{config.model_dir}"',
         f'--gin.CORPUS="{config.corpus}"',
         *(f"--gin.{binding}" for binding in launch.builder_bindings),
     )
     return Role(
-        *(BUILDER, _tpu(hardware.builder), 1),
-        launch.builder_provisioning or launch.provisioning,
-        command,
-        launch.builder_zone or launch.zone,
-        unread_examples(launch.fetch, config.corpus, ()),
+        name=BUILDER,
+        machines=_tpu(hardware.builder),
+        slices=1,
+        provisioning=launch.builder_provisioning or launch.provisioning,
+        command=command,
+        zone=launch.builder_zone or launch.zone,
+        left_out=unread_examples(launch.fetch, config.corpus, ()),
     )
 
 

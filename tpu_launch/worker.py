@@ -159,9 +159,15 @@ def await_preemption(stop: threading.Event) -> None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = configuration.make_plain_parser("python -m tpu_launch.worker", __doc__)
     for name, kind in (
-        *(("model_dir", str), ("role", str), ("name", str), ("log_dir", str)),
-        *(("slices", int), ("hosts", int), ("max_restarts", int)),
-        *(("deadline", float), ("grace", float)),
+        ("model_dir", str),
+        ("role", str),
+        ("name", str),
+        ("log_dir", str),
+        ("slices", int),
+        ("hosts", int),
+        ("max_restarts", int),
+        ("deadline", float),
+        ("grace", float),
     ):
         parser.add_argument(f"--{name}", required=True, type=kind)
     parser.add_argument("command", nargs="+", help="what to run, after --")

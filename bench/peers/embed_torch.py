@@ -168,7 +168,7 @@ def main():
     for _ in range(flags.repetitions):
         began = time.perf_counter()
         means = embed(
-            *(encode, ids, segments, flags.batch), sort=flags.peer != "transformers"
+            encode, ids, segments, flags.batch, sort=flags.peer != "transformers"
         )
         seconds.append(time.perf_counter() - began)
     np.save(flags.output, means)

@@ -97,8 +97,10 @@ class MaskFiller(CorpusSearch):
         text = parsed.words or vocabulary.decode(ids[0, : parsed.count])
         documents = self._documents(
             text,
-            *(np.asarray(candidates.block_ids)[0], scores[0]),
-            *(log_retrieval[0], log_candidates[0]),
+            np.asarray(candidates.block_ids)[0],
+            scores[0],
+            log_retrieval[0],
+            log_candidates[0],
         )
         return Answer(
             question=sentence,

@@ -135,7 +135,10 @@ class CorpusSearch:
         texts = self.corpus.texts(block_ids[found])
         return [
             Document(
-                *(int(block_ids[i]), text.title, text.source_id, text.body),
+                int(block_ids[i]),
+                text.title,
+                text.source_id,
+                text.body,
                 score=float(scores[i]),
             )
             for i, text in zip(found, texts, strict=True)

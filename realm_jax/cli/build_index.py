@@ -61,7 +61,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     with StageProgress("build-index", stop) as progress:
         others = {"builder": building}
         attempt = Attempt(
-            *("build-index", config, argv),
+            "build-index",
+            config,
+            argv,
             gin=operative_config_str,
             others=others,
             note=progress.note,

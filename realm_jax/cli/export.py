@@ -70,7 +70,10 @@ def _export_transformers(flags: argparse.Namespace) -> None:
     from realm_jax.evaluation.export_transformers import export_transformers
 
     models = export_transformers(
-        *(flags.run, flags.output, recorded_run.given(flags), flags.format),
+        flags.run,
+        flags.output,
+        recorded_run.given(flags),
+        flags.format,
         checkpoint=flags.checkpoint,
         embeddings=flags.embeddings,
     )

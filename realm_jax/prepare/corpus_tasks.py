@@ -58,8 +58,10 @@ _FEW_BLOCKS = 1 << 17
 _COUNTED_BLOCKS = 1 << 15
 _MASKS = ("query_length", "max_masks", "validation_fraction", "seed")
 _PAIRS = (
-    *("inverse_cloze_query_length", "document_length"),
-    *("validation_fraction", "seed"),
+    "inverse_cloze_query_length",
+    "document_length",
+    "validation_fraction",
+    "seed",
 )
 
 

@@ -56,8 +56,12 @@ MADE_BY = "made_by"
 
 # Of a task of the user's own, which may be a mixture of any others.
 _ALL_SETTINGS = (
-    *("query_length", "max_masks", "validation_fraction", "seed"),
-    *("inverse_cloze_query_length", "document_length"),
+    "query_length",
+    "max_masks",
+    "validation_fraction",
+    "seed",
+    "inverse_cloze_query_length",
+    "document_length",
 )
 
 # Tasks whose examples have always recorded all that they are compared by.

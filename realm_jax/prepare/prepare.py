@@ -242,7 +242,8 @@ def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
     """Returns the tasks and splits to materialise."""
     suffixes = _wanted_suffixes(config)
     of_blocks = [suffix for suffix in suffixes if suffix != "questions"]
-    names = [f"{config.name}_{suffix}" for suffix in of_blocks] + [*config.more_tasks]
+    names = [f"{config.name}_{suffix}" for suffix in of_blocks]
+    names += config.more_tasks
     # Validation first: a small share of few articles can leave it empty, which must be
     # refused before anything is trained on the rest.
     wanted = [(name, split) for name in names for split in ("validation", "train")]
@@ -319,7 +320,9 @@ def _make_examples(
 
     else:
         read_part = scratch.make_parts(
-            *("examples", names, make),
+            "examples",
+            names,
+            make,
             what="examples",
             report=report,
             stop=stop,

@@ -240,9 +240,15 @@ class _Sentences(_Inputs):
         self._run = run
         self._examples = run.open_examples(config.task, "train")
         self._search = HostSearch(
-            *(run.retriever_config, run.corpus, config.models.lengths),
-            *(config.num_candidates, run.mesh, run.local_batch_size),
-            *(config.search_ahead, run.stopwatch, config.own_block),
+            retriever=run.retriever_config,
+            corpus=run.corpus,
+            lengths=config.models.lengths,
+            num_candidates=config.num_candidates,
+            mesh=run.mesh,
+            batch_size=run.local_batch_size,
+            ahead=config.search_ahead,
+            stopwatch=run.stopwatch,
+            own_block=config.own_block,
         )
         source = run.index_source(config.searcher, config.embed, config.device)
         step, patience = int(run.state.step), config.builder_patience_seconds

@@ -93,7 +93,9 @@ class StateInitializer(t5x_utils.TrainStateInitializer):
         state, run = super().from_scratch(init_rng), self._run
         started = starting_params(
             flax.core.unfreeze(multihost.fetch(state.params)),
-            *(run.config, run.retriever_config, run.corpus),
+            run.config,
+            run.retriever_config,
+            run.corpus,
         )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
         placed = partitioning.place(flax.core.freeze(started), shardings)

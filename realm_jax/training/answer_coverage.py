@@ -41,8 +41,11 @@ def require_answers(
     rows = np.linspace(0, len(examples) - 1, count).astype(int)
     questions = QuestionBatch(**examples.batch(rows))
     found = search_questions(
-        *(config, params, searcher, np.asarray(questions.question_ids)),
-        *(num_retrieved,),
+        config,
+        params,
+        searcher,
+        np.asarray(questions.question_ids),
+        num_retrieved,
         batch_size=batch_size,
     )
     answered = multihost.run_on_primary(
@@ -60,7 +63,8 @@ def require_answers(
         _log.info(
             "%.1f%% of %s questions%s have an answer in the %s blocks retrieved for "
             "them; the others teach nothing",
-            *(100 * answered / count, f"{count:,}"),
+            100 * answered / count,
+            f"{count:,}",
             f", of {len(examples):,}," if count < len(examples) else "",
             f"{num_retrieved:,}",
         )

@@ -98,7 +98,7 @@ class BM25Teacher:
         stage, config = self._stage, self._stage.config
         own = np.asarray(stage.batch(self._pairs, step)["block_ids"])
         drawn = uniform(
-            *(Stream.PSEUDO_QUERIES, config.seed, step, config.batch_size, NUM_DRAWS)
+            Stream.PSEUDO_QUERIES, config.seed, step, config.batch_size, NUM_DRAWS
         )[local_rows(stage.mesh, config.batch_size)]
         blocks = stage.corpus.texts(own)
         texts = [*map(pseudo_query, blocks, drawn)]

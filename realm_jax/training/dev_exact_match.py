@@ -140,14 +140,17 @@ class DevExactMatch:
         if multihost.is_first():
             _log.info(
                 "step %d: exact match %.1f%% on %d held-out questions%s",
-                *(stage.step, 100 * value, len(self._questions)),
+                stage.step,
+                100 * value,
+                len(self._questions),
                 ", the best" if self._is_best else "",
             )
             if self.has_ended:
                 _log.info(
                     "step %d: the last of %d measurements without a better one; "
                     "training ends here",
-                    *(stage.step, self._without_better),
+                    stage.step,
+                    self._without_better,
                 )
 
     def exact_match(self, answerer: Answerer) -> Float[np.ndarray, " question"]:

@@ -13,8 +13,15 @@ from realm_jax.stages import FINETUNE
 # The settings that a resumed run keeps: of every stage, and of training on sentences or
 # on questions with the values that they had where they were not recorded.
 _DATA_ORDER = (
-    *("task", "batch_size", "seed", "pairs_task", "reader_batch_size", "mixture"),
-    *("marginalization", "max_span", "span_layer_norm_epsilon"),
+    "task",
+    "batch_size",
+    "seed",
+    "pairs_task",
+    "reader_batch_size",
+    "mixture",
+    "marginalization",
+    "max_span",
+    "span_layer_norm_epsilon",
 )
 _OF_SENTENCES = {
     "spans": Spans.ALL.value,

@@ -125,7 +125,7 @@ def _in_cycle(share: float) -> int:
 
 
 def _are_shares(value: Any) -> bool:
-    if not isinstance(value, Mapping) or not ranges.TEXTS.contains([*value]):
+    if not isinstance(value, Mapping) or not ranges.TEXTS.contains(list(value)):
         return False
     shares = value.values()
     if not all(map(ranges.SHARE.contains, shares)):
@@ -466,8 +466,11 @@ def make_loss(
 ) -> FinetuneLoss:
     """Returns the loss of a run, which renews the index if the state holds it."""
     parts = (
-        *(retriever, reader, AnswerMarginalization(config.marginalization)),
-        *(config.microbatches, packing),
+        retriever,
+        reader,
+        AnswerMarginalization(config.marginalization),
+        config.microbatches,
+        packing,
     )
     if not config.index_in_state:
         return FinetuneLoss(*parts)
@@ -509,7 +512,9 @@ def update_shapes(
             corpus.num_blocks, corpus.longest, corpus.id_dtype, layout, mesh
         )
     inputs = shapes_of(
-        *(FinetuneInputs, sizes, mesh),
+        FinetuneInputs,
+        sizes,
+        mesh,
         questions=_on_devices(questions),
         **documents,
         tokens=tokens,
@@ -543,9 +548,13 @@ class QuestionInputs:
         num_neighbours = config.num_neighbours(stage.corpus.num_blocks)
         if stage.details is None:
             require_answers(
-                *(stage.retriever_config, stage.state.params["retriever"]),
-                *(index.current.searcher, self._examples, self._labels),
-                *(num_neighbours, config.batch_size),
+                config=stage.retriever_config,
+                params=stage.state.params["retriever"],
+                searcher=index.current.searcher,
+                examples=self._examples,
+                labels=self._labels,
+                num_retrieved=num_neighbours,
+                batch_size=config.batch_size,
             )
         self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
             stage.retriever_config,

@@ -71,7 +71,9 @@ class FinetuneLoss(Loss):
             self.packing,
             lambda lengths: _packable(lengths, inputs),
             self.microbatches,
-            *(params, inputs, key),
+            params,
+            inputs,
+            key,
         )
         return loss, {**metrics, **packed}
 

@@ -158,7 +158,7 @@ def choose_packed_lengths(
     }
     if not worth:
         return None
-    chosen, _ = _least_work([*worth.values()])
+    chosen, _ = _least_work(list(worth.values()))
     return PackedLengths(**dict(zip(worth, chosen, strict=True)))
 
 

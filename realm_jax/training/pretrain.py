@@ -276,19 +276,23 @@ def make_loss(
 ) -> Loss:
     """Returns the loss of a run, which searches and renews the index if steps do."""
     loss = PretrainLoss(
-        retriever,
-        reader,
-        Marginalization(config.marginalization),
-        Normalization(config.normalization),
-        config.microbatches,
-        packing,
-        pretraining.registered(config.objective),
+        retriever=retriever,
+        reader=reader,
+        marginalization=Marginalization(config.marginalization),
+        normalization=Normalization(config.normalization),
+        microbatches=config.microbatches,
+        packing=packing,
+        objective=pretraining.registered(config.objective),
     )
     if config.searcher != "device":
         return loss
     retrieving = (
-        *(loss, config.num_candidates, layout, mesh),
-        *(config.device.approximate, config.embeddings_from_index),
+        loss,
+        config.num_candidates,
+        layout,
+        mesh,
+        config.device.approximate,
+        config.embeddings_from_index,
     )
     if not config.index_in_state:
         return RetrievingLoss(*retrieving)
@@ -366,9 +370,15 @@ class _Pretraining:
             DeviceSearch(stage.corpus, layout, stage.mesh, config.own_block)
             if config.searcher == "device"
             else HostSearch(
-                *(stage.retriever_config, stage.corpus, lengths),
-                *(config.num_candidates, stage.mesh, config.batch_size),
-                *(config.search_ahead, stage.stopwatch, config.own_block),
+                retriever=stage.retriever_config,
+                corpus=stage.corpus,
+                lengths=lengths,
+                num_candidates=config.num_candidates,
+                mesh=stage.mesh,
+                batch_size=config.batch_size,
+                ahead=config.search_ahead,
+                stopwatch=stage.stopwatch,
+                own_block=config.own_block,
             )
         )
         self._metrics = make_index_metrics(

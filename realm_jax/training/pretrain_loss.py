@@ -75,7 +75,9 @@ class PretrainLoss(Loss):
             self.packing,
             lambda lengths: self._packable(lengths, inputs),
             self.microbatches,
-            *(params, inputs, key),
+            params,
+            inputs,
+            key,
         )
         return loss, {**metrics, **packed}, documents
 

@@ -77,7 +77,9 @@ class Profiler:
             LOG.info(
                 "no profile: training ended after step %d, before those that were to "
                 "be profiled (%d to %d)",
-                *(self._done, self._begin + 1, self._end),
+                self._done,
+                self._begin + 1,
+                self._end,
             )
 
     def _start(self) -> None:
@@ -100,5 +102,8 @@ class Profiler:
             LOG.info(
                 "steps %d to %d are profiled in %s; pip install xprof, and "
                 "`xprof --logdir %s` shows them",
-                *(self._begin + 1, self._done, where, where),
+                self._begin + 1,
+                self._done,
+                where,
+                where,
             )

@@ -121,7 +121,9 @@ class RefreshedIndex(FrozenIndex):
             self._source, stop, step=stage.step, lease=stage.lease
         )
         self._refresher = Refresher(
-            *(mode, period, self._client),
+            mode,
+            period,
+            self._client,
             wait_seconds=_WAIT_SECONDS,
             slices=(stage.mesh.size, source.embed.batch_size, period),
         )
@@ -224,6 +226,9 @@ class RollingIndex(RefreshedIndex):
         run = self._run
         assert run.state.index is not None
         return DeviceSearcher.over(
-            *(run.state.index, run.corpus.num_blocks, run.step),
-            *(run.mesh, self._source.device),
+            run.state.index,
+            run.corpus.num_blocks,
+            run.step,
+            run.mesh,
+            self._source.device,
         )

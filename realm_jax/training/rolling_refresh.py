@@ -64,8 +64,14 @@ class RenewingLoss(RetrievingLoss):
         assert index is not None
         if renewal.period is not None:
             index = embed_slice(
-                *(self.loss.retriever, self.layout, self.mesh, renewal),
-                *(index, inputs.tokens, state.params["retriever"], state.step),
+                retriever=self.loss.retriever,
+                layout=self.layout,
+                mesh=self.mesh,
+                renewal=renewal,
+                index=index,
+                tokens=inputs.tokens,
+                params=state.params["retriever"],
+                step=state.step,
             )
         loss, (metrics, candidates, embeddings) = self.with_embeddings(
             params, inputs.replace(embeddings=index), step_key(state)
@@ -101,8 +107,14 @@ class RenewingFinetuneLoss(FinetuneLoss):
         assert inputs.tokens is not None
         loss, metrics = self(params, inputs, step_key(state))
         index = embed_slice(
-            *(self.retriever, self.layout, self.mesh, self.renewal),
-            *(state.index, inputs.tokens, state.params["retriever"], state.step),
+            retriever=self.retriever,
+            layout=self.layout,
+            mesh=self.mesh,
+            renewal=self.renewal,
+            index=state.index,
+            tokens=inputs.tokens,
+            params=state.params["retriever"],
+            step=state.step,
         )
         return loss, (metrics, index)
 

@@ -108,14 +108,14 @@ class StageParts(Generic[ReaderT]):
     ) -> IndexSource:
         """Returns the source of this run's indexes, at its documents' length."""
         return IndexSource(
-            self.model_store,
-            self.corpus,
-            self.retriever_config,
-            embed.at_length(self.config.models.lengths.document),
-            searcher,
-            self.mesh,
-            device or DeviceConfig(),
-            self.config.donors,
+            model_store=self.model_store,
+            corpus=self.corpus,
+            config=self.retriever_config,
+            embed=embed.at_length(self.config.models.lengths.document),
+            searcher=searcher,
+            mesh=self.mesh,
+            device=device or DeviceConfig(),
+            donors=self.config.donors,
             on_progress=self._show_embedded,
         )
 
@@ -131,7 +131,9 @@ class StageParts(Generic[ReaderT]):
         """
         return multihost.run_on_all(
             lambda: open_examples(
-                *(self.corpus, task, split),
+                self.corpus,
+                task,
+                split,
                 of_corpus=of_corpus,
                 verify=self.config.verify_files,
             )

@@ -330,7 +330,9 @@ def update_shapes(
         sizes["target"] = specs["mask_ids"].shape[0]
         spans = (size, lengths.joined * MAX_SPAN)
         reading = shapes_of(
-            *(ReaderInputs, sizes, mesh),
+            ReaderInputs,
+            sizes,
+            mesh,
             batch=batch_of(PretrainBatch, specs, size, mesh),
             span_is_answer=rows_of_batch(spans, np.bool_, mesh)
             if config.models.span_scorer
@@ -406,7 +408,9 @@ class _Reading:
         unmasked = None
         if config.score_unmasked:
             unmasked = draw_unmasked(
-                *(batch, joined_ids[:, 0], stage.corpus.vocabulary),
+                batch,
+                joined_ids[:, 0],
+                stage.corpus.vocabulary,
                 seed=config.seed,
                 step=step,
                 rows=rows,

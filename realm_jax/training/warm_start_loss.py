@@ -108,7 +108,9 @@ class WarmStartLoss(Loss):
             self.packing,
             lambda lengths: _packable(lengths, inputs),
             self.microbatches,
-            *(params, inputs, key),
+            params,
+            inputs,
+            key,
         )
         return loss, {**metrics, **packed}
 

@@ -45,8 +45,10 @@ _INDEX = ".index.json"
 
 # The first that exists is read.
 _FILES = (
-    *(SAFETENSORS_FILE, SAFETENSORS_FILE + _INDEX),
-    *(TORCH_FILE, TORCH_FILE + _INDEX),
+    SAFETENSORS_FILE,
+    SAFETENSORS_FILE + _INDEX,
+    TORCH_FILE,
+    TORCH_FILE + _INDEX,
     FLAX_FILE,
 )
 _LARGEST_INDEX = 1 << 26
@@ -348,7 +350,10 @@ def _stored_pickled(
             raise DamagedWeightsError(f"the storage of {name!r:.80} is missing")
         begin, end = places[key]
         stored = StoredTensor(
-            *(path, begin + tensor.begin * dtype.itemsize, dtype, tensor.shape),
+            path,
+            begin + tensor.begin * dtype.itemsize,
+            dtype,
+            tensor.shape,
             strides=None if _is_row_major(tensor) else tensor.strides,
         )
         if tensor.begin < 0 or stored.end > end:

@@ -168,7 +168,10 @@ def _variable(prefix: pathlib.Path, record: bytes, shards: int) -> StoredTensor 
         raise DamagedWeightsError(f"{path.name} is missing")
     checksum = _unsigned(fields[6][0])
     tensor = StoredTensor(
-        *(path, _number(fields, 4), dtype, shape),
+        path,
+        _number(fields, 4),
+        dtype,
+        shape,
         crc32c=_unmasked(checksum),
     )
     if tensor.end - tensor.offset != _number(fields, 5):

@@ -55,8 +55,16 @@ _LABEL = re.compile(r"O|[BI]-.+")
 # Quantities of OntoNotes and of Korean corpora (KLUE), and their dates, which are found
 # by the pattern instead: see `salient_spans.ENTITY_LABELS`.
 _NOT_SALIENT = (
-    *("CARDINAL", "ORDINAL", "PERCENT", "MONEY", "QUANTITY", "TIME", "DATE"),
-    *("DT", "TI", "QT"),
+    "CARDINAL",
+    "ORDINAL",
+    "PERCENT",
+    "MONEY",
+    "QUANTITY",
+    "TIME",
+    "DATE",
+    "DT",
+    "TI",
+    "QT",
 )
 
 

@@ -104,7 +104,7 @@ def test_the_towers_of_a_chain_begin_with_its_embeddings(name, folders, text, re
         for pieces in vocabulary.ids_batch(expected["texts"])
     ]
     documents = document_inputs(
-        *(from_lists(titles, bodies), LENGTH, vocabulary.cls, vocabulary.sep, np)
+        from_lists(titles, bodies), LENGTH, vocabulary.cls, vocabulary.sep, np
     )
     inputs = (np.stack(queries), *documents)
     kinds = ("queries", "documents")

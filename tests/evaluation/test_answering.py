@@ -82,7 +82,9 @@ def test_answers_equal_a_loop_over_blocks_and_spans_of_whole_words(
     models, corpus, embeddings, marginalization, weight
 ):
     answerer = make_answerer(
-        *(models, corpus, make_searcher("device", embeddings)),
+        models,
+        corpus,
+        make_searcher("device", embeddings),
         marginalization=marginalization,
         retrieval_weight=weight,
     )
@@ -91,7 +93,7 @@ def test_answers_equal_a_loop_over_blocks_and_spans_of_whole_words(
     question_ids = answerer.question_ids(QUESTIONS)
     for row, answer in enumerate(answers):
         order, scores, documents, best = slow_answer(
-            *(models, corpus, question_ids[row], embeddings, marginalization, weight)
+            models, corpus, question_ids[row], embeddings, marginalization, weight
         )
         log_probability, block, start, end = best
         assert [d.block_id for d in answer.documents] == order.tolist()

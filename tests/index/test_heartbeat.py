@@ -33,7 +33,12 @@ def test_another_job_hears_what_was_said(store):
     Heartbeat(store, "trainer").beat(40, index_step=20, kept=[10, 20])
     status = read_heartbeat(store, "trainer")
     assert status == heartbeat.JobStatus(
-        *("trainer", 40, "running", status.time, os.getpid(), socket.gethostname()),
+        "trainer",
+        40,
+        "running",
+        status.time,
+        os.getpid(),
+        socket.gethostname(),
         {"index_step": 20, "kept": [10, 20]},
     )
     assert began <= status.time <= time.time()

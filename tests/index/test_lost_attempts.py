@@ -170,7 +170,10 @@ def test_an_attempt_that_was_collected_is_begun_anew(store, blocks, retriever_at
     # And once more, just before the commit.
     before_commit, deleted_later = delete_at(store, 0)
     manifest = builder.build_once(
-        *(retriever_at(3), blocks, store, CONFIG),
+        retriever_at(3),
+        blocks,
+        store,
+        CONFIG,
         on_progress=delete,
         require_wanted=lambda: before_commit(1, 1),
     )

@@ -175,7 +175,8 @@ def race(store, writer_stops, collector_stops, dies=False):
 
     slow = SteppedStore(store, writer_stops, wait, _OPERATIONS)
     writer = SnapshotWriter(
-        *(slow, "index"),
+        slow,
+        "index",
         step=7,
         attempt=begun.attempt,
         header={"corpus_fingerprint": CORPUS, "metadata": {}, "began": begun.began},

@@ -68,7 +68,9 @@ def some_states(config, params, ids, segment_ids, packed_length):
     positions = np.array([[0, 2], [1, 4], [0, 1], [7, 3]], np.int32)[: len(ids)]
     return Bert(config).apply(
         {"params": params},
-        *(ids, segment_ids, positions),
+        ids,
+        segment_ids,
+        positions,
         packed_length=packed_length,
         method="encode_positions",
     )

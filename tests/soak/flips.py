@@ -111,7 +111,12 @@ class Stage:
 
 
 PRETRAINING = Stage(
-    *(pretrain.run, tiny_world.pretrain_config, 8, 10, 6, "asked"),
+    pretrain.run,
+    tiny_world.pretrain_config,
+    8,
+    10,
+    6,
+    "asked",
     CORPUS | EXAMPLES | CHECKPOINT | INDEX | RUN | JOBS,
 )
 ROLLING = Stage(
@@ -119,19 +124,28 @@ ROLLING = Stage(
     functools.partial(
         tiny_world.pretrain_config, refresh_mode="rolling", held_out_examples=6
     ),
-    *(8, 10, 0, "asked"),
+    8,
+    10,
+    0,
+    "asked",
     HELD_OUT | INDEX_OF_CHECKPOINT | INDEX,
 )
 FINETUNING = Stage(
     finetune.run,
     functools.partial(tiny_world.finetune_config, checkpoint_period=2),
-    *(4, 6, 0, "questions"),
+    4,
+    6,
+    0,
+    "questions",
     EXAMPLES | CHECKPOINT | INDEX,
 )
 WARM_STARTING = Stage(
     warm_start.run,
     functools.partial(tiny_world.warm_start_config, checkpoint_period=2),
-    *(4, 6, 0, "pairs"),
+    4,
+    6,
+    0,
+    "pairs",
     EXAMPLES | CHECKPOINT,
 )
 STAGES = (PRETRAINING, ROLLING, FINETUNING, WARM_STARTING)

@@ -37,8 +37,12 @@ def run(
     machines = {TRAINER: trainer, **({BUILDER: builder} if builder else {})}
     roles = tuple(
         Role(
-            *(role, slices.parse(kind), num_slices if role == TRAINER else 1),
-            *(config.provisioning, COMMANDS[role], ZONE),
+            role,
+            slices.parse(kind),
+            num_slices if role == TRAINER else 1,
+            config.provisioning,
+            COMMANDS[role],
+            ZONE,
         )
         for role, kind in machines.items()
     )
@@ -48,7 +52,8 @@ def run(
 def described() -> dict[str, str]:
     """What is in `golden/`: file -> text."""
     paper = run(
-        *("v4-128", "v4-32"),
+        "v4-128",
+        "v4-32",
         fetch={"gs://bucket/wiki": "/data/wiki", "gs://bucket/more": "/data/more"},
         provisioning="spot",
         service_account="realm",

@@ -580,7 +580,8 @@ def test_examples_that_are_there_are_counted_as_they_are(tmp_path, planned):
     code, shown = planned(
         *plan_line("models/tiny", "hardware/cpu", "runs/pretrain"),
         *(f"--gin.{name}={value}" for name, value in macros.items()),
-        *(REQUIRED[3], "--gin.BATCH_SIZE=64"),
+        REQUIRED[3],
+        "--gin.BATCH_SIZE=64",
     )
     assert code == 0
     section = shown["sections"]["a host"]

@@ -173,7 +173,7 @@ def test_async_takes_up_what_a_builder_beside_it_makes(
             wait_until(followers[0].ready)
 
     config = config_of(
-        *(world, tmp_path), refresh_mode="async", embed=EMBED, wait_seconds=PATIENCE
+        world, tmp_path, refresh_mode="async", embed=EMBED, wait_seconds=PATIENCE
     )
     config_of_builder = BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.05)
     builder = IndexBuilder(store, corpus, config_of_builder)

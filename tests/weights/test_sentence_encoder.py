@@ -107,7 +107,7 @@ def test_prompts_are_in_its_folder(reads, tmp_path):
     folder = tmp_path / "encoder"
     folder.mkdir()
     save_sentence_encoder(
-        *(folder, params["tower"], config, words), max_length=LENGTH, reads=reads
+        folder, params["tower"], config, words, max_length=LENGTH, reads=reads
     )
     said = read_json(folder / "config_sentence_transformers.json")
     assert said["default_prompt_name"] == reads

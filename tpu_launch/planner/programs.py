@@ -81,7 +81,7 @@ def embedding(
     everywhere = NamedSharding(mesh, PartitionSpec())
     ids = jax.ShapeDtypeStruct((1, document_length), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = jax.eval_shape(retriever.init, key, *(ids, ids, ids))
+    variables = jax.eval_shape(retriever.init, key, ids, ids, ids)
     params = jax.tree.map(
         lambda leaf: _shape(leaf.shape, leaf.dtype, everywhere), variables["params"]
     )

@@ -163,7 +163,9 @@ def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
         split, from_=piece.start, to=piece.stop, unit="abs"
     )
     return read_split(
-        *(builder, part, piece.name),
+        builder,
+        part,
+        piece.name,
         options=options,
         try_autocache=False,
         num_parallel_calls_for_decode=1,
