@@ -1,6 +1,5 @@
 """What every test runs under, and in which order files are handed to processes."""
 
-import ctypes
 import gc
 import os
 import pathlib
@@ -8,7 +7,7 @@ import resource
 import signal
 import sys
 
-from tests import compiled, tiers
+from tests import compiled, memory, tiers
 
 # One thread pool a process is enough for tiny models, and keeps timings steady.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -120,9 +119,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item):
     ends = nextitem is None or nextitem.path != item.path
     if "jax" in sys.modules and (ends or _resident_gib() > _MUCH):
         sys.modules["jax"].clear_caches()
-        gc.collect()
-        # glibc keeps what was freed, a gigabyte by the end.
-        ctypes.CDLL(None).malloc_trim(0)
+        memory.give_back()
 
 
 def _resident_gib() -> float:
