@@ -59,11 +59,11 @@ _COSINES = {"float32": 0.999_99, "bfloat16": 0.999, "int8": 0.9}
 
 def _retriever(**settings: Any) -> RetrieverConfig:
     bert = BertConfig(
-        30_522,
-        384,
-        6,
-        12,
-        1536,
+        vocab_size=30_522,
+        hidden_size=384,
+        num_layers=6,
+        num_heads=12,
+        mlp_size=1536,
         activation="gelu",
         **settings,
     )

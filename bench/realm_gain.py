@@ -87,14 +87,14 @@ class Realm:
 REALM: Mapping[str, Realm] = {
     # The quickstart's, with eight sentences instead of six and without a refresh.
     "strong": Realm(
-        24,
-        8,
-        4,
-        5e-5,
-        0.5,
-        "batch",
-        True,
-        (
+        steps=24,
+        batch_size=8,
+        num_candidates=4,
+        learning_rate=5e-5,
+        retriever_rate=0.5,
+        normalization="batch",
+        own_block=True,
+        frozen=(
             "retriever/query_tower",
             "retriever/document_tower/bert/token_embedding",
             "reader/bert/token_embedding",
@@ -104,14 +104,14 @@ REALM: Mapping[str, Realm] = {
     # backward pass, and the same time is enough for many more sentences. Null document,
     # own block and two retrieved ones.
     "weak": Realm(
-        150,
-        64,
-        4,
-        1e-3,
-        1.0,
-        "batch",
-        True,
-        ("reader", "retriever/document_tower", "retriever/query_tower/bert"),
+        steps=150,
+        batch_size=64,
+        num_candidates=4,
+        learning_rate=1e-3,
+        retriever_rate=1.0,
+        normalization="batch",
+        own_block=True,
+        frozen=("reader", "retriever/document_tower", "retriever/query_tower/bert"),
     ),
 }
 

@@ -278,18 +278,18 @@ def main() -> None:
     parser.add_argument("--ict_steps", type=int, default=40)
     flags = parser.parse_args()
     study = Study(
-        flags.corpus,
-        flags.name,
-        flags.questions,
-        "dev",
-        flags.weights,
-        flags.work,
-        flags.reader_steps,
-        flags.ict_steps,
-        0,
-        False,
-        False,
-        REALM,
+        corpus=flags.corpus,
+        name=flags.name,
+        questions=flags.questions,
+        split="dev",
+        weights=flags.weights,
+        work=flags.work,
+        reader_steps=flags.reader_steps,
+        ict_steps=flags.ict_steps,
+        finetune_steps=0,
+        span_scorer=False,
+        score_unmasked=False,
+        realm=REALM,
     )
     bench = Bench(study, make_start(study, "weak", 0), flags.sentences)
     before = bench.recall(bench.projection)

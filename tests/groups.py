@@ -38,7 +38,8 @@ class Group:
     def codes(self) -> list[int]:
         """Waits until all have ended; returns their exit codes.
 
-        As long as the test may take: a job takes several times as long beside another.
+        There is no limit but the test's own, by pytest: on a busy machine a job takes
+        several times as long.
         """
         return [process.wait() for process in self.processes]
 

@@ -162,7 +162,15 @@ def make_model(folder: Path) -> dict[str, Kind]:
     Heartbeat(store, "trainer").beat(3, index_step=2, kept_index_steps=[2])
     trained = Trained("pretrain", {"shared": True}, {"query": 8}, "a", "b", {"seed": 0})
     started = RunRecord(
-        "pretrain", "2026-01-01T00:00:00+00:00", "0", None, 0, [], {}, "", trained
+        command="pretrain",
+        started="2026-01-01T00:00:00+00:00",
+        version="0",
+        commit=None,
+        seed=0,
+        arguments=[],
+        settings={},
+        gin="",
+        trained=trained,
     )
     write_record(store, started)
     store.write("metrics.jsonl", b'{"step": 1, "stage": "pretrain"}\n')
