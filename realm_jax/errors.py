@@ -20,14 +20,6 @@ class BadInputError(ValueError):
     """
 
 
-class NoAccessError(BadInputError):
-    """Raised when credentials are missing or refused, or cannot be renewed.
-
-    A program that has had access before may wait for it: servers of tokens and of
-    permissions fail at times, too.
-    """
-
-
 class NotReadyError(Exception):
     """Raised when what another job makes has not come in time; one line.
 

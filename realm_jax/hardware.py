@@ -96,7 +96,8 @@ class LaunchConfig:
 
     Attributes:
       name: readable name of the run; its id appends a hash of the model directory.
-      deadline_hours: time after which the run is ended and its machines are deleted.
+      deadline_hours: time after which the run is ended and its machines are deleted; on
+        GKE without a `queue` it begins anew with each restart.
       fetch: gs:// folder -> folder of each worker to which it is copied beforehand,
         such as the corpus.
       provisioning: "on-demand", "spot" or "reserved".
@@ -156,6 +157,8 @@ class LaunchConfig:
             self,
             deadline_hours=ranges.POSITIVE,
             max_restarts=ranges.whole(0),
+            builder_gin_files=ranges.TEXTS,
+            builder_bindings=ranges.TEXTS,
             grace_seconds=ranges.whole(1),
             namespace=ranges.TEXT,
             image=ranges.TEXT,

@@ -165,9 +165,12 @@ def _receive(
 
 
 def _listen(address: tuple[str, int], listens_on: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in listens_on else socket.AF_INET
+    # By both versions of IP, as JAX does: a name may have an address of either.
+    both = not listens_on and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in listens_on else socket.AF_INET
+    place = (listens_on, address[1])
     try:
-        return socket.create_server((listens_on, address[1]), family=family)
+        return socket.create_server(place, family=family, dualstack_ipv6=both)
     except OSError as error:
         raise BadInputError(
             f"expected a free port for process 0 of the job at "

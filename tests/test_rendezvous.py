@@ -34,6 +34,16 @@ def test_all_go_on_when_all_are_there(attend):
         future.result(PATIENCE)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_job_on_several_machines_meets_by_either_version_of_ip(host):
+    address, stop = (host, local.free_port()), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        call = functools.partial(meet, address, "", seconds=PATIENCE, stop=stop)
+        for future in [pool.submit(call, number, 2) for number in (1, 0)]:
+            future.result(PATIENCE)
+
+
 def test_who_is_waited_for_is_said_and_ends_all(attend, caplog):
     with caplog.at_level(logging.WARNING):
         first = attend(0, seconds=2.0, every=0.05)

@@ -11,9 +11,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import google_crc32c
 import pytest
+from google.api_core.exceptions import ServiceUnavailable
+from google.auth.exceptions import RefreshError, TransportError
+from google.cloud.storage import Blob
 
 from realm_jax import storage
 from realm_jax.errors import BadInputError
@@ -251,15 +255,59 @@ def test_a_persons_credentials_need_no_project(tmp_path, monkeypatch):
 
 
 def test_an_unreachable_bucket_is_not_bad_input(bucket, monkeypatch):
-    from google.api_core.exceptions import ServiceUnavailable
-    from google.cloud.storage import Blob
-
     def unavailable(*_, **__):
         raise ServiceUnavailable("try later")
 
     monkeypatch.setattr(Blob, "download_as_bytes", unavailable)
     with pytest.raises(UnavailableStoreError, match="try later"):
         open_store(bucket).read("x")
+
+
+def no_service_account():
+    response = SimpleNamespace(status=404, data=b"no service account")
+    return TransportError("Failed to retrieve a token. Status: 404", response)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (TransportError("the metadata server does not answer"), UnavailableStoreError),
+        (no_service_account(), BadInputError),
+    ],
+)
+def test_a_token_that_cannot_be_renewed_now_is_not_bad_input(
+    bucket, monkeypatch, cause, expected
+):
+    """As the credentials of a VM raise it, once an hour at most."""
+
+    def refresh(*_, **__):
+        raise RefreshError(cause) from cause
+
+    monkeypatch.setattr(Blob, "upload_from_string", refresh)
+    with pytest.raises(expected):
+        open_store(bucket).write("jobs/trainer.json", b"{}")
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
+    """As a network file system says it whose server failed over."""
+    store, scandir = open_store(tmp_path), os.scandir
+    store.write("index/data/1/rows", b"1")
+    for number, expected in (
+        (errno.ESTALE, UnavailableStoreError),
+        (errno.EACCES, BadInputError),
+    ):
+
+        def unread(path, number=number):
+            if os.fspath(path).endswith("data"):
+                raise OSError(number, os.strerror(number), path)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", unread)
+        for call in (store.list, store.stats, store.delete_folder, store.sync):
+            with pytest.raises(expected):
+                call("index")
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert store.read("index/data/1/rows") == b"1"
 
 
 def test_a_lost_answer_is_not_a_lost_race(bucket, monkeypatch):

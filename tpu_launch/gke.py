@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import queue
 import threading
 import time
@@ -161,6 +162,7 @@ class Gke:
         """
         lines: queue.Queue[tuple[str, str]] = queue.Queue()
         readers: dict[tuple[str, str], threading.Thread] = {}
+        broken: dict[tuple[str, str], float] = {}
         is_over, look_at = False, 0.0
         while not stop.is_set():
             if time.monotonic() >= look_at:
@@ -169,10 +171,11 @@ class Gke:
                 for (name, number), pod in self._pods(found).items():
                     wanted = role in (None, name) and worker in (None, number)
                     key = pod["metadata"]["name"], _newest_container(pod)
-                    if wanted and key[1] and key not in readers:
+                    if wanted and key[1] and (key not in readers or key in broken):
+                        who, since = f"{name}/{number}", broken.pop(key, None)
                         readers[key] = threading.Thread(
                             target=self._read,
-                            args=(f"{name}/{number}", *key, follow, lines),
+                            args=(who, key, follow, since, lines, broken),
                             daemon=True,
                         )
                         readers[key].start()
@@ -187,21 +190,34 @@ class Gke:
     def _read(
         self,
         who: str,
-        pod: str,
-        container: str,
+        key: tuple[str, str],
         follow: bool,
+        since: float | None,
         lines: "queue.Queue[tuple[str, str]]",
+        broken: dict[tuple[str, str], float],
     ) -> None:
-        """Puts the lines of a container; what breaks off is not read again."""
-        with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError):
+        """Puts the lines of a container, of all time or since a break.
+
+        A stream that is followed and breaks off is noted in `broken`, with the time.
+        """
+        pod, container = key
+        options = {}
+        if since is not None:
+            # Of whole seconds, so that a line may come twice, and none is left out.
+            options["since_seconds"] = math.ceil(time.monotonic() - since) + 1
+        try:
             for line in client.CoreV1Api(self._api).read_namespaced_pod_log(
                 pod,
                 self._namespace,
                 container=container,
                 follow=follow,
                 _preload_content=False,
+                **options,
             ):
                 lines.put((who, line.decode(errors="replace").rstrip("\n")))
+        except (ApiException, urllib3.exceptions.HTTPError):
+            if follow:
+                broken[key] = time.monotonic()
 
     def _find(self, run_id: str) -> dict[str, Any] | None:
         return self._jobset("get", run_id)

@@ -8,6 +8,7 @@ running it again.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -17,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import psutil
@@ -41,6 +42,7 @@ TOKEN = "REALM_LOCAL_TOKEN"
 # Folder of logs and compiled programs below the root of a chain.
 _FOLDER = "launched"
 _COMPILED = "compiled"
+_LOCK = "lock"
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _POLL_SECONDS = 0.2
 # The model directory may be a bucket.
@@ -89,6 +91,24 @@ class Runner:
 
     def run(self) -> int:
         """Runs the chain; returns 0, or the code of the first stage that failed."""
+        with self._alone():
+            return self._run_stages()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps a second launcher out, which would end the processes of this one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BadInputError(
+                    f"expected no other launcher of this chain, but one is at work in "
+                    f"{self._folder.parent}; wait for its end, or stop it with Ctrl-C"
+                ) from error
+            yield
+
+    def _run_stages(self) -> int:
         console, stages = self._console, self._commands.stages
         started = time.monotonic()
         for number, stage in enumerate(stages, start=1):
@@ -127,6 +147,12 @@ class Runner:
                 f"{stage.command}; run it as one process, with nothing beside it"
             )
         store = open_store(config.model_dir)
+        before = records.find_record(store)
+        if before is not None and before.backend != LOCAL and before.deadline:
+            raise BadInputError(
+                f"expected a MODEL_DIR of this machine, got that of {before.id}, which "
+                f"was launched by {before.backend}; run `down` first"
+            )
         run = run_id(stage.command, config.model_dir)
         logs = self._folder / run
         roles = self._roles(stage, logs)

@@ -161,12 +161,17 @@ def _with_engine(status: RunStatus, record: LaunchRecord) -> RunStatus:
     """Returns a status with what the engine of the run says, if it can be asked."""
     try:
         engine = record.engine()
-        found = engine.state(record.id) if engine else []
+        if engine is None:
+            return status
+        found = engine.state(record.id)
     except (BadInputError, NotReadyError) as error:
         return dataclasses.replace(status, engine_error=str(error))
-    has_ended = found and all(one.state.startswith(_ENDED) for one in found)
+    has_ended = all(one.state.startswith(_ENDED) for one in found)
+    if not found:
+        # An engine forgets a run some hours after its end.
+        has_ended = status.roles[0].state == "done"
     return dataclasses.replace(
-        status, engine=tuple(found), is_over=status.is_over or bool(has_ended)
+        status, engine=tuple(found), is_over=status.is_over or has_ended
     )
 
 

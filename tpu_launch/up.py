@@ -6,7 +6,8 @@ the engine runs it, whatever becomes of the machine that `up` ran on:
 
     --backend=gke     one JobSet on Google Kubernetes Engine (the current context of
                       kubectl): it is started again when it fails or is preempted, and
-                      deleted at the deadline
+                      ended at the deadline, which with a queue of Kueue counts over all
+                      starts, and else begins anew with each
     --backend=tpu_vm  queued resources of Cloud TPU; call `up` again, from cron, say, to
                       have preempted ones replaced. They give themselves back
 
@@ -70,7 +71,9 @@ def up(argv: Sequence[str], stop: threading.Event) -> int:
     hardware = configuration.configured_if_bound(HardwareConfig)
     config = _launchable(stage)
     run, bundle = _configured_run(flags, argv, config, hardware)
-    planned = _show_costs(stage, run, hardware)
+    if len(run.roles) > 1:
+        _require_readable(flags, argv, run)
+    planned = _show_costs(stage, flags.backend, run, hardware)
     if planned.problems and not flags.force:
         raise BadInputError(
             f"expected a run that fits, got {'; '.join(planned.problems)}; change that "
@@ -235,13 +238,30 @@ def _builder(
     )
 
 
+def _require_readable(flags: argparse.Namespace, argv: Sequence[str], run: Run) -> None:
+    """Requires that the builder can read its arguments, which its trainer does not."""
+    given = [one for one in run.roles[-1].command if one.startswith("--gin.")]
+    files = [*flags.gin_file, *run.config.builder_gin_files]
+    parser = configuration.make_parser(f"realm {BUILD_INDEX.command}", None)
+    configuration.parse(
+        parser, [*(f"--gin_file={file}" for file in files), *given], BUILD_INDEX.command
+    )
+    # What the trainer reads again takes the place of what was read for the builder.
+    parse_run(_parser(), argv)
+
+
 def _require_on_workers(config: StageConfig, launch: LaunchConfig) -> None:
     """Requires that all a stage reads is in a bucket, or copied to each worker."""
-    for url in launch.fetch:
+    for url, folder in launch.fetch.items():
         if not _BUCKET.match(url):
             raise BadInputError(
                 f"expected a folder on gs://BUCKET to copy from, got {url!r}; correct "
                 "hardware.LaunchConfig.fetch"
+            )
+        if not pathlib.PurePosixPath(folder).is_absolute():
+            raise BadInputError(
+                f"expected the whole path of the folder that {url} is copied to, such "
+                f"as /data/corpus, got {folder!r}; correct hardware.LaunchConfig.fetch"
             )
     for macro in _READ_BY_WORKERS:
         folder = getattr(config, macro.lower(), "")
@@ -313,8 +333,10 @@ def _over(store: Store, record: LaunchRecord) -> int | None:
     return None
 
 
-def _show_costs(stage: StageSpec, run: Run, hardware: HardwareConfig) -> Plan:
-    """Prints the planned time of the run, and its maximum cost; returns the plan."""
+def _show_costs(
+    stage: StageSpec, backend: str, run: Run, hardware: HardwareConfig
+) -> Plan:
+    """Prints the run's planned time, and what its slices cost; returns the plan."""
     planned = plan.plan_command(stage.command, False, lambda text: None)
     hints = ["prices are those of hardware.HardwareConfig, on demand; spot costs less"]
     hours = run.config.deadline_hours
@@ -325,7 +347,7 @@ def _show_costs(stage: StageSpec, run: Run, hardware: HardwareConfig) -> Plan:
         )
     sections = {
         "the run, as planned": planned.sections["the run"],
-        "slices": _prices(run, hardware),
+        "slices": _prices(backend, run, hardware),
     }
     hints += [*planned.hints, *(f"may not fit: {one}" for one in planned.problems)]
     shown = Plan(f"{planned.title}, {run.id}", sections, hints=hints)
@@ -333,20 +355,25 @@ def _show_costs(stage: StageSpec, run: Run, hardware: HardwareConfig) -> Plan:
     return planned
 
 
-def _prices(run: Run, hardware: HardwareConfig) -> list[Line]:
-    lines, total = [], 0.0
+def _prices(backend: str, run: Run, hardware: HardwareConfig) -> list[Line]:
+    """Returns lines on the prices of a run, and on what it costs at most, if known."""
+    lines, total, is_known = [], 0.0, True
     for role in run.roles:
         price, name = role.hourly_price(hardware), f"{role} ({role.name})"
         if price is None:
             lines.append(Line(name, role.num_workers, Unit.COUNT, "workers; no price"))
+            is_known = False
             continue
         total += price
         note = f"an hour, {role.num_workers} workers, {role.provisioning}"
         lines.append(Line(name, price, Unit.MONEY, note))
-    hours = run.config.deadline_hours
-    note = f"after {hours:g} hours everything is deleted"
-    if total:
-        lines.append(Line("by the deadline", total * hours, Unit.MONEY, note))
+    if is_known:
+        hours = run.config.deadline_hours
+        name, note = "by the deadline", f"after {hours:g} hours everything is deleted"
+        if backend == GKE and not run.config.queue:
+            name = "by the deadline of a start"
+            note = f"{hours:g} hours, anew at each restart where there is no queue"
+        lines.append(Line(name, total * hours, Unit.MONEY, note))
     return lines
 
 

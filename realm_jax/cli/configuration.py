@@ -141,7 +141,7 @@ def parse_known(
     read = _read(parser, flags.gin_file, flags.bindings, command)
     takes_others = bool(command) and STAGES[command].others_are_passed_on
     for binding in read.without_effect:
-        if not (takes_others and _is_of_another_command(binding, command)):
+        if not (takes_others and _is_for_another_command(binding, command)):
             raise BadInputError(read.explain(binding, command))
     return flags, others
 
@@ -266,7 +266,7 @@ def _read(
             if values.is_known(own):
                 gin.parse_config([values.typed(own)])
                 given[reach.parse_setting(values.name_of(own))] = binding
-            elif is_shared or _is_of_another_command(own, command):
+            elif is_shared or _is_for_another_command(own, command):
                 unread.append(binding)
                 if not command:
                     values.bind_macro(own)
@@ -360,10 +360,20 @@ def _setting_of(name: str, command: str) -> str:
     return name
 
 
-def _is_of_another_command(binding: str, command: str) -> bool:
-    """Returns whether this is a macro that is named for another command."""
-    stage = binding.partition("/")[0].strip().replace("_", "-")
-    return _is_scoped(binding) and stage in STAGES and stage != command
+def _is_for_another_command(binding: str, command: str) -> bool:
+    """Returns whether this is a macro that is named for another command.
+
+    Where a command is given the settings of others, as the index builder is given its
+    trainer's, also whether it is a setting that only they have.
+    """
+    if _is_scoped(binding):
+        stage = binding.partition("/")[0].strip().replace("_", "-")
+        return stage in STAGES and stage != command
+    if not command or not STAGES[command].others_are_passed_on:
+        return False
+    name = values.name_of(binding)
+    trained = [stage for stage, spec in STAGES.items() if spec.trains]
+    return any(_setting_of(name, stage) != name for stage in trained)
 
 
 def configured(config_class: type[Config]) -> Config:
@@ -411,6 +421,9 @@ def import_module(module: str) -> None:
     """Imports a user's module, from PYTHONPATH or below the working directory."""
     sys.path.insert(0, "")
     try:
+        # Neither a path nor an empty text: importlib takes the dot for a relative name.
+        if not module or module.startswith("."):
+            raise ImportError("not the name of a module, such as my_tasks")
         importlib.import_module(module)
     except (ImportError, SyntaxError) as error:
         raise BadInputError(

@@ -360,7 +360,8 @@ class IndexBuilder:
             elif trainer_end:
                 raise NotReadyError(
                     f"expected the trainer in {self._store.url()} to finish, but it "
-                    f"{trainer_end}; start it, and run this command again"
+                    f"{trainer_end}; start it, and run this command again, unless it "
+                    "had finished before"
                 )
             else:
                 self._wait(stop)
@@ -377,7 +378,8 @@ class IndexBuilder:
             # Its silence before that was that of a queue.
             silent_seconds = min(silent_seconds, now - self._heard)
             is_silent = silent_seconds > self._config.patience_seconds
-            return "fell silent" if is_silent else ""
+            silence = f"was not heard of for {self._config.patience_seconds:g} s"
+            return silence if is_silent else ""
         if silent_seconds > waited:
             raise NotReadyError(
                 f"expected a trainer in {self._store.url()}, but none gave a sign of "

@@ -109,7 +109,6 @@ class IndexFollower:
     def has_newer(self) -> bool:
         """Returns, in the first process, whether a newer index is ready or to come."""
         committed = self._series.steps()
-        # `_load_step` makes an index ready before it raises `_newest`.
         is_to_come = any(s > self._newest and s not in self._skipped for s in committed)
         return is_to_come or self.ready()
 
@@ -128,6 +127,7 @@ class IndexFollower:
             taken, self._pending = self._pending, None
             assert taken is not None
             assert _version(taken.manifest) == version
+            self._newest = taken.manifest.step
             self._changed.notify_all()
             return taken
 
@@ -246,7 +246,11 @@ class IndexFollower:
                 self._pending = None
         wanted = multihost.posted(_LOADED).get(0)
         if wanted is not None and wanted != self._last_tried:
-            self._load_step(wanted[0])
+            step, attempt = wanted
+            self._load_step(step, attempt)
+            if self._last_tried != wanted:
+                # Else the first process would keep it, and wait for this one.
+                self._refuse(step, attempt, "it was deleted before all had loaded it")
 
     def _look_for_newer(self) -> None:
         committed = self._series.steps()
@@ -259,11 +263,14 @@ class IndexFollower:
             return
         self._load_step(max(wanted))
 
-    def _load_step(self, step: int) -> None:
+    def _load_step(self, step: int, wanted: str | None = None) -> None:
+        """Loads or refuses the snapshot of a step, of an attempt if one is given."""
         attempt = ""
         try:
             manifest = self._series.read_manifest(step)
             attempt = manifest.attempt
+            if wanted not in (None, attempt):
+                return
             self._check(manifest)
             index = self._load(manifest)
         except MissingObjectError:
@@ -275,7 +282,6 @@ class IndexFollower:
         self._last_tried = _version(manifest)
         with self._changed:
             self._pending = index
-            self._newest = step
         multihost.post(_LOADED, self._last_tried)
 
     def _is_new_attempt(self, step: int, committed: Sequence[int]) -> bool:

@@ -14,7 +14,6 @@ import math
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -167,12 +166,9 @@ class ScannSearcher:
         return max(1, round(tree_shape(self.num_blocks)[0] * share))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes the trained searcher atomically to a new directory."""
+        """Writes the trained searcher to a new directory."""
         directory = pathlib.Path(directory)
-        if directory.exists():
-            raise BadInputError(
-                f"expected to make {directory}, but it exists; choose another place."
-            )
+        directory.mkdir()
         about = {
             "step": self.step,
             "num_blocks": self.num_blocks,
@@ -180,13 +176,9 @@ class ScannSearcher:
             "config": dataclasses.asdict(self.config),
             "visit": self.visit and dataclasses.asdict(self.visit),
         }
-        with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
-            unfinished = pathlib.Path(scratch) / "searcher"
-            unfinished.mkdir()
-            self._scann.serialize(str(unfinished), relative_path=True)
-            np.save(unfinished / _SAMPLE, self._sample)
-            (unfinished / _ABOUT).write_text(json.dumps(about))
-            os.replace(unfinished, directory)
+        self._scann.serialize(str(directory), relative_path=True)
+        np.save(directory / _SAMPLE, self._sample)
+        (directory / _ABOUT).write_text(json.dumps(about))
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "ScannSearcher":

@@ -155,6 +155,10 @@ class SnapshotSeries:
         names = self.store.list(f"{self.name}/commits")
         return sorted(int(m.group(1)) for m in map(pattern.fullmatch, names) if m)
 
+    def url_of(self, step: int) -> str:
+        """Returns the place of the manifest of a step, for messages."""
+        return self.store.url(commit_name(self.name, step))
+
     def latest_step(self) -> int | None:
         """Returns the highest committed step, None before the first commit."""
         return max(self.steps(), default=None)
@@ -172,10 +176,10 @@ class SnapshotSeries:
           DamagedSnapshotError: the manifest differs from what was committed.
         """
         name = commit_name(self.name, step)
-        manifest = parse_manifest(self.store.read(name), self.store.url(name))
+        manifest = parse_manifest(self.store.read(name), self.url_of(step))
         if manifest.step != step:
             raise DamagedSnapshotError(
-                f"expected the manifest of step {step} in {self.store.url(name)}, got "
+                f"expected the manifest of step {step} in {self.url_of(step)}, got "
                 f"that of step {manifest.step}; delete it."
             )
         return manifest
@@ -350,8 +354,7 @@ class SnapshotSeries:
         url = self.store.url(self._folder(manifest.step, manifest.attempt))
         return DamagedSnapshotError(
             f"expected the snapshot of step {manifest.step} as it was committed, but "
-            f"{url}/{problem}; delete "
-            f"{self.store.url(commit_name(self.name, manifest.step))} and the snapshot "
+            f"{url}/{problem}; delete {self.url_of(manifest.step)} and the snapshot "
             "will be made anew."
         )
 

@@ -157,7 +157,7 @@ class IndexSource:
         """Requires that an index was embedded with exactly these parameters."""
         made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
         if made_by != self.retriever(step, params).params_crc32c():
-            where = self.model_store.url(f"index/commits/{step}.json")
+            where = self.series.url_of(step)
             raise BadInputError(
                 f"expected an index of the retriever of step {step}, but {where} is of "
                 "other parameters; delete it, and it will be made anew"

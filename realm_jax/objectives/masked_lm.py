@@ -31,8 +31,8 @@ class MaskedLikelihood:
 
     Attributes:
       loss_total: summed negative log-likelihood.
-      loss_count: the number of its terms: masks (`PER_TOKEN`) or examples
-        (`PER_SPAN`).
+      loss_terms: the number of its terms of each example: its masks (`PER_TOKEN`), or 1
+        (`PER_SPAN`); 0 for one without a scored mask.
       log_marginal: log p(y|x) of each example's whole span.
       log_null: log p(y|null,x), the span given the null document alone.
       log_candidates: log p(y|z,x), the span given each candidate.
@@ -40,11 +40,16 @@ class MaskedLikelihood:
     """
 
     loss_total: Float[Array, ""]
-    loss_count: Float[Array, ""]
+    loss_terms: Float[Array, " batch"]
     log_marginal: Float[Array, " batch"]
     log_null: Float[Array, " batch"]
     log_candidates: Float[Array, "batch candidate"]
     weights: Float[Array, " batch"]
+
+    @property
+    def loss_count(self) -> Float[Array, ""]:
+        """The number of terms of the loss."""
+        return self.loss_terms.sum()
 
     @property
     def retrieval_utility(self) -> Float[Array, " batch"]:
@@ -75,13 +80,13 @@ def marginal_likelihood(
         case Marginalization.PER_TOKEN:
             mixture = jax.nn.logsumexp(log_retrieval[:, :, None] + log_tokens, axis=1)
             loss_total = -(mixture * mask_weights).sum()
-            loss_count = mask_weights.sum()
+            loss_terms = mask_weights.sum(axis=-1)
         case Marginalization.PER_SPAN:
             loss_total = -(log_marginal * weights).sum()
-            loss_count = weights.sum()
+            loss_terms = weights
     return MaskedLikelihood(
         loss_total=loss_total,
-        loss_count=loss_count,
+        loss_terms=loss_terms,
         log_marginal=log_marginal,
         log_null=log_candidates[:, 0],
         log_candidates=log_candidates,

@@ -63,12 +63,11 @@ MARGINAL_LIKELIHOOD = "marginal_likelihood"
 def marginal_likelihood(
     evidence: Evidence,
 ) -> tuple[Float[Array, ""], Mapping[str, tuple[Array, Array]]]:
-    """Computes the mean of -log p(y|x) (REALM, equation 1)."""
+    """Computes the mean of -log p(y|x), or p(token|x) (REALM, equation 1)."""
     likelihood = evidence.likelihood
-    weights = likelihood.weights
-    loss = likelihood.loss_total / jnp.maximum(likelihood.loss_count, 1.0)
-    share = (evidence.log_share * weights).sum() / jnp.maximum(weights.sum(), 1.0)
-    return loss - share, {}
+    # p(z|x) over the batch is a factor of every term.
+    total = likelihood.loss_total - (evidence.log_share * likelihood.loss_terms).sum()
+    return total / jnp.maximum(likelihood.loss_count, 1.0), {}
 
 
 _OBJECTIVES: Registry[Objective] = Registry(

@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 from realm_jax import multihost
@@ -41,7 +42,7 @@ class Lease:
     """The right of a job to train in a model directory; its first process holds it."""
 
     def __init__(self, store: Store, stale_seconds: float = _STALE_SECONDS):
-        """Takes the lease, at once where its last holder has ended on this machine.
+        """Takes the lease, at once where its last holder has ended where this one runs.
 
         Elsewhere a holder may be silent for `stale_seconds`.
         """
@@ -49,7 +50,11 @@ class Lease:
         self._released = threading.Event()
         # `Store.create` takes equal bytes for its own.
         self._claim = uuid.uuid4().hex
-        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+        owner = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "pid_namespace": _pid_namespace(),
+        }
         self._sealed = seal({**owner, "claim": self._claim})
         # Begin of the last look that was followed by a sign of life, by `_now`.
         self._last_held = -math.inf
@@ -121,12 +126,12 @@ class Lease:
         self._store.delete(_name(number))
 
     def _is_over(self, number: int) -> bool:
-        """Returns whether the process that held a lease has ended on this machine."""
+        """Returns whether the process that held a lease is known here to have ended."""
         owner = self._read(_name(number))
-        if not owner or owner.get("host") != socket.gethostname():
+        if not owner or owner.get("pid_namespace") != _pid_namespace():
             return False
         pid = owner.get("pid")
-        # A process with the number of this one was its predecessor in a container.
+        # A process with the number of this one was its predecessor.
         return pid == os.getpid() or not (isinstance(pid, int) and _is_alive(pid))
 
     def _require_silence(self, number: int, stale_seconds: float) -> None:
@@ -204,6 +209,18 @@ def _beat_name(number: int) -> str:
 def _now() -> float:
     # Unlike `time.monotonic` it goes on while the machine is suspended.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _pid_namespace() -> str:
+    """Returns what names the set of processes to which a process number belongs.
+
+    Containers of a machine, also those with its host name, do not see each other's.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # Only Linux has these.
+        return socket.gethostname()
 
 
 def _is_alive(pid: int) -> bool:

@@ -226,7 +226,7 @@ def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(store, blocks, 
     pauses = Pauses(clock)
     job = builder.IndexBuilder(store, blocks, PATIENT)
     Heartbeat(store, builder.TRAINER_ROLE).beat(0)
-    with not_finished(store, "fell silent"):
+    with not_finished(store, "was not heard of for 5 s"):
         job.run(pauses)
     assert pauses.seconds == [1.0] * 5
     assert read_heartbeat(store, builder.BUILDER_ROLE).state == "failed"
@@ -276,7 +276,7 @@ def test_patience_begins_with_the_first_retriever(
         return wait(timeout)
 
     monkeypatch.setattr(pauses, "wait", publish_late)
-    with not_finished(store, "fell silent"):
+    with not_finished(store, "was not heard of for 5 s"):
         builder.IndexBuilder(store, blocks, PATIENT).run(pauses)
     assert index_series(store).steps() == [1]
     # In the ninth pause it was published, and five passed after it was found.
@@ -291,7 +291,7 @@ def test_garbage_of_a_killed_builder_goes_but_not_what_the_trainer_names(
         builder.build_once(retriever_at(step), blocks, store, CONFIG)
     Heartbeat(store, builder.TRAINER_ROLE).beat(4, index_step=1)
     config = dataclasses.replace(CONFIG, keep=2, patience_seconds=0.1)
-    with not_finished(store, "fell silent"):
+    with not_finished(store, "was not heard of for 0.1 s"):
         builder.IndexBuilder(store, blocks, config).run(threading.Event())
     assert index_series(store).steps() == [1, 3, 4]
     assert SnapshotSeries(store, RETRIEVER_SERIES).steps() == [3, 4]

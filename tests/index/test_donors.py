@@ -196,7 +196,7 @@ def test_the_builder_copies_from_where_the_published_retriever_says(
     publish_retriever(store, later, blocks.fingerprint)
     # There is no trainer: it ends when it has embedded what was published.
     config = dataclasses.replace(CONFIG, patience_seconds=0.1)
-    with pytest.raises(NotReadyError, match="fell silent"):
+    with pytest.raises(NotReadyError, match="was not heard of"):
         builder.IndexBuilder(store, blocks, config).run(threading.Event())
     assert sum(embedded) == 1
     count, commit = blocks.num_blocks, donor.url("index/commits/5.json")

@@ -344,3 +344,35 @@ def test_another_process_keeps_what_is_agreed_on_until_it_takes_it(series, monke
     of_first["index_refused"] = (versions[1], "damaged elsewhere")
     follower._look()
     assert follower.ready_step is None
+
+
+@pytest.mark.parametrize("next_step", [1, 2])
+def test_what_only_one_process_could_load_is_dropped_by_all(
+    series, monkeypatch, next_step
+):
+    """The builder may collect or replace it between the loads of two processes."""
+    notes, process = {}, 0
+
+    def post(name, value):
+        notes.setdefault(name, {})[process] = value
+
+    multihost = follower_module.multihost
+    monkeypatch.setattr(multihost, "is_first", lambda: process == 0)
+    monkeypatch.setattr(multihost, "count", lambda: 2)
+    monkeypatch.setattr(multihost, "post", post)
+    monkeypatch.setattr(multihost, "posted", lambda name: dict(notes.get(name, {})))
+    monkeypatch.setattr(multihost, "from_first", lambda value: value)
+    followers = [IndexFollower(series, loads(series)) for _ in range(2)]
+    publish(series, 1)
+    followers[0]._look()
+    series.forget(1)
+    published = publish(series, next_step)
+    taken = []
+    for _ in range(4):
+        for process, follower in enumerate(followers):
+            follower._look()
+            if process == 0:
+                taken.append(follower.take())
+    manifests = [index.manifest for index in taken if index is not None]
+    assert manifests == [published]
+    assert followers[1].take().manifest == published

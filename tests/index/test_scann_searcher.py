@@ -298,7 +298,7 @@ def test_an_index_in_which_scann_finds_too_little_is_not_published(
     Heartbeat(store, builder.TRAINER_ROLE).beat(0, "running")
     job_config = dataclasses.replace(config, patience_seconds=0.2)
     job = builder.IndexBuilder(store, blocks, job_config)
-    with pytest.raises(NotReadyError, match="fell silent"):
+    with pytest.raises(NotReadyError, match="was not heard of"):
         job.run(threading.Event())
     status = read_heartbeat(store, builder.BUILDER_ROLE)
     assert "raise ScannConfig" in status.extra["refused"]["1"]

@@ -6,6 +6,7 @@ import pytest
 
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.objectives.pretraining import Evidence, marginal_likelihood
 
 BATCH, CANDIDATES, MASKS = 3, 4, 5
 
@@ -59,6 +60,33 @@ def test_loss_equals_a_loop_in_float64(arrays, marginalization):
         *as_float32((padded, wider, weights)), marginalization
     )
     assert float(got.loss_total) == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("marginalization", Marginalization)
+def test_normalising_over_the_batch_changes_every_term(arrays, marginalization):
+    log_retrieval, log_tokens, weights = arrays
+    log_share = np.array([-0.1, -2.0, -1.0])
+    of_batch = log_retrieval + log_share[:, None]
+    total, count = slow_loss(of_batch, log_tokens, weights, marginalization)
+    log_retrieval, log_tokens, weights = as_float32(arrays)
+    embeddings = jnp.zeros((BATCH, CANDIDATES, 2))
+    blocks = jnp.zeros((BATCH, CANDIDATES), int)
+    evidence = Evidence(
+        likelihood=masked_lm.marginal_likelihood(
+            log_retrieval, log_tokens, weights, marginalization
+        ),
+        log_retrieval=log_retrieval,
+        log_share=jnp.asarray(log_share, jnp.float32),
+        log_tokens=log_tokens,
+        mask_weights=weights,
+        query_embeddings=embeddings[:, 0],
+        document_embeddings=embeddings,
+        block_ids=blocks,
+        source_block=blocks[:, 0],
+        valid=blocks == 0,
+    )
+    loss, _ = marginal_likelihood(evidence)
+    assert float(loss) == pytest.approx(total / count, rel=1e-5)
 
 
 def test_span_likelihoods_and_utility_are_the_same_under_both(arrays):

@@ -15,7 +15,8 @@ from tests import tiny_run
 from tests.refused import refused
 from tests.waiting import PATIENCE, wait_until
 from tpu_launch import local, records
-from tpu_launch.chain import ChainCommands
+from tpu_launch.chain import Chain, ChainCommands, Stage
+from tpu_launch.records import GKE, LaunchRecord
 from tpu_launch.roles import Worker
 from tpu_launch.run import BUILDER, TRAINER
 
@@ -140,6 +141,32 @@ def test_work_that_others_say_has_failed_is_no_success(run_roles, tmp_path):
 
     code, _ = run_roles(train, train)[0]
     assert code == 1
+
+
+def test_a_chain_has_one_launcher(tmp_path):
+    """A second one would take the processes of the first for leftovers."""
+    runner = make_runner(tmp_path)
+    with runner._alone(), refused("one is at work in"):
+        make_runner(tmp_path).run()
+    with make_runner(tmp_path)._alone():
+        pass
+
+
+def test_the_directory_of_a_run_on_an_engine_is_left_to_it(tmp_path):
+    """Else `down` would not find the run, and its machines would not be deleted."""
+    store, runner = open_store(tmp_path), make_runner(tmp_path)
+    runner._commands = mock.Mock()
+    runner._commands.configure.return_value.model_dir = str(tmp_path)
+    record = LaunchRecord("realm-0a", GKE, {}, 0.0, deadline=1e10)
+    records.write_record(store, record)
+    with refused("launched by gke; run `down` first"):
+        runner._launch(Stage("pretrain", processes=2))
+    assert records.read_record(store) == record
+
+
+def make_runner(root):
+    chain = Chain(str(root), ())
+    return local.Runner(chain, ChainCommands(chain, []), threading.Event())
 
 
 def test_a_reader_that_has_left_ends_no_run(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.config import kube_config
+from urllib3.exceptions import ProtocolError
 
 from realm_jax.errors import BadInputError, NotReadyError
 from tests.refused import refused
@@ -311,6 +312,34 @@ def test_logs_are_those_of_the_newest_pods(cluster, engine, up, follow):
     assert lines(RUN.id, None, None) == [*first, *second]
     assert lines(RUN.id, BUILDER, 1) == second
     assert lines(RUN.id, TRAINER, None) == lines("another", None, None) == []
+
+
+def test_a_stream_that_breaks_off_is_followed_again(cluster, engine, up, monkeypatch):
+    up()
+    add_pod(cluster, BUILDER, 0, "Running", 0)
+    read, asked = gke.client.CoreV1Api.read_namespaced_pod_log, []
+
+    def broken_at_first(*arguments, **options):
+        asked.append(options.get("since_seconds", 0))
+        if len(asked) > 1:
+            return read(*arguments, **options)
+
+        def lines():
+            yield b"host 0\n"
+            raise ProtocolError("broken")
+
+        return lines()
+
+    monkeypatch.setattr(gke, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(
+        gke.client.CoreV1Api, "read_namespaced_pod_log", broken_at_first
+    )
+    stop = threading.Event()
+    lines = engine.logs(RUN.id, BUILDER, None, True, stop)
+    found = [next(lines) for _ in range(3)]
+    stop.set()
+    assert found == [("builder/0", text) for text in ("host 0", "host 0", "at 0")]
+    assert asked[0] == 0 < asked[1]
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,22 @@ def test_a_tiny_update_takes_as_long_as_its_latency_or_its_bytes(monkeypatch):
 
 
 @pytest.mark.full
+def test_float32_on_a_tpu_is_pointed_out():
+    """A model file after the hardware file brings its own DTYPE back, unnoticed."""
+    for dtype, machines, is_said in (
+        ("float32", "v4-8", True),
+        ("bfloat16", "v4-8", False),
+        ("float32", "cpu", False),
+    ):
+        bert = {**TINY, "remat": "none", "dtype": dtype}
+        planned = plan(
+            stage(bert=bert, batch_size=8, refresh_mode="off"),
+            on(machines, peak_tflops=0.1),
+        )
+        assert ("float32" in " ".join(planned.hints)) == is_said
+
+
+@pytest.mark.full
 def test_blocking_refreshes_are_part_of_the_run():
     beside, alone = (
         plan(stage(bert=TINY, refresh_mode=mode), on("v4-64", "v4-16"))

@@ -16,8 +16,9 @@ from tests.flipped import read_flipped
 from tests.refused import refused
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch import logs, records, status
+from tpu_launch.gke import Gke
 from tpu_launch.logs import MISSING, Tail, stored_lines
-from tpu_launch.records import LaunchRecord
+from tpu_launch.records import GKE, LaunchRecord
 from tpu_launch.run import BUILDER, TRAINER
 
 ROLES = {TRAINER: "2 processes", BUILDER: "1 process"}
@@ -112,6 +113,19 @@ def test_a_run_is_shown_as_it_goes_on(store, shown):
     records.write_outcome(store, BUILDER, 2, "expected a")
     assert state("is_over") == ([("done", 70), ("failed", 60)], True)
     assert "builder: expected a" in shown(store, "status", "--once")
+
+
+def test_a_run_that_its_engine_has_forgotten_is_over_once_its_trainer_is_done(
+    store, monkeypatch
+):
+    record = dataclasses.replace(
+        records.read_record(store), backend=GKE, where={"namespace": "default"}
+    )
+    monkeypatch.setattr(Gke, "state", lambda engine, run_id: [])
+    for state in ("running", "finished"):
+        Heartbeat(store, "trainer").beat(100, state)
+        found = status._with_engine(status.read_status(store, time.time()), record)
+        assert found.is_over == (state == "finished")
 
 
 def test_no_line_is_wrapped(store):

@@ -5,11 +5,13 @@ import json
 import os
 import pty
 import re
+import shlex
 import threading
 import time
 
 import pytest
 
+from realm_jax.cli import configuration
 from realm_jax.errors import StoppedError
 from realm_jax.storage import open_store
 from tpu_launch import __main__ as tpu_launch
@@ -251,6 +253,31 @@ def test_gin_files_go_along_wherever_they_lie(said, monkeypatch, tmp_path, shipp
     assert shipped["of/mine.gin"] == tmp_path / "of" / "mine.gin"
 
 
+def test_a_builder_is_not_ended_by_what_its_trainer_is_given(said):
+    """A setting that no run file has, and that the builder has no use for."""
+    code, out, err = said(line("--dry_run", "--gin.STALL_SECONDS=1800"))
+    assert code == 0, err
+    _, builder = commands(out)
+    assert "STALL_SECONDS" in builder
+    parser = configuration.make_parser("realm build-index", "")
+    given = shlex.split(builder)[1:]
+    configuration.parse(parser, given, "build-index")
+
+
+def test_what_it_costs_at_most_is_said_where_it_is_known(said):
+    on_gke = line("--backend=gke", "--dry_run")
+    prices = "--gin.hardware.HardwareConfig.chip_hour_prices="
+    for arguments, expected in (
+        (on_gke, "by the deadline of a start"),
+        ([*on_gke, launch_config('queue="tpus"')], "after 24 hours everything is"),
+        ([*on_gke, f'{prices}{{"v4": 3.22}}'], "workers; no price"),
+    ):
+        code, _, err = said(arguments)
+        assert code == 0
+        assert expected in err
+    assert "by the deadline" not in err
+
+
 def launch_config(setting):
     return f"--gin.hardware.LaunchConfig.{setting}"
 
@@ -262,6 +289,12 @@ BAD_LINES = [
     (line(ZONE="mars-1"), "zone of .* got 'mars-1'"),
     (line(launch_config('builder_zone="mars-1"')), "got 'mars-1'"),
     (line(launch_config("fetch={}")), "expected CORPUS in a bucket, .*'/data/my/corp"),
+    (
+        line(launch_config('fetch={"gs://bucket/my/corpus": "data"}'), CORPUS="data"),
+        "whole path of the folder .* got 'data'",
+    ),
+    (line(launch_config("builder_bindings='DTYPE=1'")), "a tuple of texts, .* 'DTYPE"),
+    (line(launch_config("builder_bindings=('NO_SUCH=1',)")), "macro 'NO_SUCH'"),
     (line(CORPUS="gs:///my/corpus"), "expected CORPUS in a .* got 'gs:///my/corpus'"),
     (
         line(launch_config('fetch={"gs://": "/data/my/corpus"}')),

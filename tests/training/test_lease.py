@@ -1,6 +1,7 @@
 """Two trainers of one model directory: real processes, stopped, killed and at once."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -164,6 +165,20 @@ def test_a_silent_trainer_of_another_machine_is_replaced(tmp_path, monkeypatch):
         assert sum(sleep.slept) == 30.0
         held.require_held()
         held.release()
+
+
+def test_a_trainer_in_another_container_of_this_machine_is_not_gone(
+    tmp_path, monkeypatch
+):
+    """Its number is that of another process here, or of none."""
+    held = Lease(open_store(tmp_path))
+    monkeypatch.setattr(lease, "_pid_namespace", lambda: "of another container")
+    beat = itertools.count(100)
+    Sleep(monkeypatch, lambda: held._beat(next(beat)))
+    with refused("is at work there"):
+        Lease(open_store(tmp_path))
+    held.require_held()
+    held.release()
 
 
 def test_whichever_bit_changes_the_lease_is_held(tmp_path):

@@ -55,6 +55,12 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     )
     sections["a host"] = [*host, *disk]
     sections["the model directory"] = bucket
+    if _is_float32(config) and setting.trainer.chip is not None:
+        hints = [
+            "activations are float32: for bfloat16, give the hardware file after those "
+            "of the model and of the run, or set DTYPE",
+            *hints,
+        ]
     seconds = config.train_steps * step_seconds
     if config.index_use is not None:
         seconds += embed_seconds * config.index_use.blocking_rebuilds
@@ -71,6 +77,11 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
         hints,
         chosen,
     )
+
+
+def _is_float32(config: StageConfig) -> bool:
+    # An encoder of one's own may not have the setting.
+    return getattr(memory.encoder_of(config), "dtype", "") == "float32"
 
 
 def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> Plan:
