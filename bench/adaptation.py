@@ -141,7 +141,7 @@ class Bench:
         )
         self._bm25 = BM25Index(self.corpus)
         begun = PretrainedRetriever.open(
-            find_model(flags.run, [WARM_START]), as_begun=True
+            find_model(flags.run, [WARM_START]), before_training=True
         )
         self._length = begun.models.lengths.query
         # The document tower does not learn from BM25: its embeddings serve all seeds.
@@ -209,7 +209,9 @@ class Bench:
     def _untouched(self, seed: int) -> Row:
         del seed
         run = find_model(self._run, [WARM_START])
-        return self._searched(PretrainedRetriever.open(run, as_begun=True), 0.0, 0.0)
+        return self._searched(
+            PretrainedRetriever.open(run, before_training=True), 0.0, 0.0
+        )
 
     def _realm(self, seed: int) -> Row:
         """Measures the chain itself; the reader's warm start is in its minutes."""

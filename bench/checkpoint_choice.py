@@ -57,7 +57,7 @@ def fine_tune(
         "finetune/CHECKPOINT_PERIOD": steps,
     }
     command = [
-        *(sys.executable, "-m", "realm_jax.cli.finetune"),
+        *(sys.executable, "-m", "realm_jax.cli.main", "finetune"),
         *(f"--gin_file=gin/{name}.gin" for name in files),
         *(f"--gin.{name}={value}" for name, value in settings.items()),
     ]
@@ -83,7 +83,8 @@ def answers(
         checkpoint=which,
     )
     answered = evaluate_open_qa(
-        model.answerer(corpus, model.index(corpus)), read_questions(questions, "test")
+        model.corpus_search(corpus, model.index(corpus)),
+        read_questions(questions, "test"),
     )
     return model.run.step, model.run.details[DEV_EXACT_MATCH], answered.exact_match
 

@@ -48,7 +48,7 @@ def main() -> None:
     queries = read_judgements(flags.queries, flags.qrels, sources)
     probe = adaptation.queries_probe(corpus, queries, retriever.models.lengths.query)
     index = retriever.index(corpus, threading.Event())
-    search = retriever.answerer(corpus, index, batch_size=32)
+    search = retriever.corpus_search(corpus, index, batch_size=32)
     depth = min(DEPTH, corpus.num_blocks)
     retrieved = np.asarray(search.search(probe.ids, depth).ids)
     by_words = BM25Index(corpus).search(probe.texts, depth)

@@ -6,12 +6,14 @@ finds the right block half of the time: only the relation decides between its tw
 """
 
 import dataclasses
+import functools
 import pathlib
 import threading
 
 import jax
 import numpy as np
 
+from realm_jax.answering.masks import read_masks
 from realm_jax.answering.search import search_questions
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
@@ -36,7 +38,6 @@ from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
-from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.types import NULL_BLOCK, Lengths, PretrainBatch
 
 LENGTHS = Lengths(query=10, document=28, joined=34)
@@ -332,7 +333,6 @@ def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
         np.asarray(world.held_out.query_ids),
         num_neighbours(NUM_CANDIDATES),
     )
-    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
     candidates = pretrain_candidates(
         store,
         neighbours,
@@ -341,8 +341,10 @@ def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
         document_length=LENGTHS.document,
         joined_length=LENGTHS.joined,
     )
-    likelihood, _ = jax.jit(lambda p, x: loss.likelihood(p, x, None))(
-        params, PretrainInputs(world.held_out, candidates)
+    of_models = Retriever(config), KnowledgeEncoder(config.bert)
+    read = jax.jit(functools.partial(read_masks, *of_models))
+    likelihood = read(params, world.held_out, candidates).likelihood(
+        world.held_out.mask_ids, world.held_out.mask_weights
     )
     found = np.asarray(neighbours.ids)[:, 0] == world.held_out_blocks
     return Measured(

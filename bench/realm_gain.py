@@ -351,7 +351,7 @@ class Measures:
             config, self._store, searcher="device", embed=config.embed
         )
         answered = evaluate_open_qa(
-            model.answerer(self._store, model.index(self._store)),
+            model.corpus_search(self._store, model.index(self._store)),
             self._questions.questions,
             recall_at=RECALL_AT,
         )

@@ -31,6 +31,7 @@ from bench.command import write_figures
 from bench.machine import machine
 from bench.minilm import LENGTHS, fill_in, held_out_questions, models, restored
 from bench.realm_gain import REALM, Study, make_start
+from realm_jax.answering.masks import read_masks
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
 from realm_jax.index.candidates import own_candidates
@@ -40,9 +41,8 @@ from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
-from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.reader_documents import holds_answer
-from realm_jax.types import NULL_BLOCK, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Candidates, PretrainBatch
 
 RECALL_AT = (1, 5, 20)
 NORMALIZATIONS = ("candidates", "corpus")
@@ -155,8 +155,14 @@ class Bench:
 
     def _read_own(self, batch: PretrainBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns log p(y|own,x) per sentence, and whether there is such a document."""
-        loss = PretrainLoss(Retriever(self.config), KnowledgeEncoder(self.config.bert))
-        read = jax.jit(lambda p, inputs: loss.likelihood(p, inputs, None)[0])
+        of_models = Retriever(self.config), KnowledgeEncoder(self.config.bert)
+
+        @jax.jit
+        def read(params: Any, batch: PretrainBatch, own: Candidates) -> jax.Array:
+            found = read_masks(*of_models, params, batch, own)
+            likelihood = found.likelihood(batch.mask_ids, batch.mask_weights)
+            return likelihood.log_candidates[:, 0]
+
         likelihood, valid = [], []
         for start in range(0, len(batch.source_block), _BATCH):
             part = jax.tree.map(lambda array, s=start: array[s : s + _BATCH], batch)
@@ -166,8 +172,7 @@ class Bench:
                 document_length=LENGTHS.document,
                 joined_length=LENGTHS.joined,
             )
-            found = read(self._params, PretrainInputs(part, own))
-            likelihood.append(np.asarray(found.log_candidates)[:, 0])
+            likelihood.append(np.asarray(read(self._params, part, own)))
             valid.append(own.valid[:, 0])
         return np.concatenate(likelihood), np.concatenate(valid)
 

@@ -178,7 +178,7 @@ def prepare(folder: pathlib.Path, peers: pathlib.Path) -> Inputs:
     }
     _run(
         [
-            *(sys.executable, "-m", "realm_jax.cli.prepare"),
+            *(sys.executable, "-m", "realm_jax.cli.main", "prepare"),
             "--gin_file=gin/runs/prepare.gin",
             *(f"--gin.{name}={value}" for name, value in settings.items()),
         ]

@@ -82,7 +82,7 @@ class Model:
                 "which can search and embed; fine-tune it with `realm finetune`"
             )
         texts, single = _texts(questions)
-        k = _require_within(self.num_read if k is None else k, self.num_read, "read")
+        k = require_within(self.num_read if k is None else k, self.num_read, "read")
         # An empty list would make a batch of a shape the models cannot take.
         found = _sized(self._search, texts).answer(texts) if texts else []
         answers = [
@@ -133,7 +133,7 @@ class Model:
         the whole corpus, which stay in memory.
         """
         checked, single = _texts(texts)
-        k = _require_within(k, self.corpus.num_blocks, "in the corpus")
+        k = require_within(k, self.corpus.num_blocks, "in the corpus")
         if not checked:
             return []
         search = _sized(self._search, checked)
@@ -207,8 +207,7 @@ def load(
         logits; None for the recorded one.
       pretrained: the model directory that fine-tuning started from, which embeds
         another corpus for a model with one tower (`PRETRAINED` of `realm ask`).
-      checkpoint: "last" or "best": of a run that is not fine-tuned, the checkpoint to
-        open; of `pretrained`, the one that was fine-tuned.
+      checkpoint: "last" or "best", of a run that is not fine-tuned.
       allow_corpus_mismatch: whether `corpus` may differ from the one the model was
         trained on, in the same vocabulary. Its index is then built in `model_dir`, if
         it does not exist: that embeds the whole corpus.
@@ -235,7 +234,7 @@ def load(
         checkpoint=checkpoint,
         option="corpus=",
     )
-    return Model(model.answerer(store, model.index(store), batch_size))
+    return Model(model.corpus_search(store, model.index(store), batch_size))
 
 
 def open_corpus(path: Path) -> BlockStore:
@@ -261,7 +260,8 @@ def _sized(search: SearchT, texts: Sequence[str]) -> SearchT:
     return search if len(texts) > 1 else dataclasses.replace(search, batch_size=1)
 
 
-def _require_within(k: int, most: int, where: str) -> int:
+def require_within(k: int, most: int, where: str) -> int:
+    """Returns a number of blocks, of which there are so many in a place."""
     if not isinstance(k, int | np.integer) or not 1 <= k <= most:
         raise BadInputError(
             f"expected k from 1 to {most}, the blocks {where}, got {k!r}; change it"

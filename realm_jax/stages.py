@@ -90,7 +90,7 @@ BUILD_INDEX = StageSpec(
 )
 FINETUNE = StageSpec(
     "finetune",
-    "train on questions over the frozen document index",
+    "train on questions over the document index",
     config="realm_jax.training.finetune.FinetuneConfig",
     title="Open-QA fine-tuning",
     trains=True,

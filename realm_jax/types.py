@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from realm_jax.errors import BadInputError
 from realm_jax.ranges import require_ranges, whole
 
 Array: TypeAlias = jax.Array | np.ndarray
@@ -52,6 +53,11 @@ class Lengths:
     def __post_init__(self):
         # [CLS], [SEP] and a wordpiece between them.
         require_ranges(self, query=whole(3), document=whole(3), joined=whole(3))
+        if self.joined <= self.query:
+            raise BadInputError(
+                f"expected JOINED_LENGTH above QUERY_LENGTH ({self.query}), got "
+                f"{self.joined}; raise it, as the reader's input is a query and a body"
+            )
 
 
 @flax.struct.dataclass

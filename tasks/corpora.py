@@ -1,4 +1,4 @@
-"""Registers a corpus with SeqIO: one call, five tasks.
+"""Registers a corpus with SeqIO: one call, six tasks.
 
     tasks.corpora.register("vital", source="runs/vital/corpus")
 
@@ -10,9 +10,9 @@ for a corpus that `realm prepare` has made, or
 
 for documents, whose blocks are then made by the first call. It registers `vital_blocks`
 (the documents), `vital_ict` (sentences and their blocks), `vital_salient` (sentences
-with a masked salient span), `vital_random_tokens` and `vital_random_spans` (sentences
-with random masks, for comparison), each with the splits train and validation. Importing
-this module imports TensorFlow.
+with a masked salient span), `vital_terms` (with a masked term), `vital_random_tokens`
+and `vital_random_spans` (with random masks, for comparison), each with the splits train
+and validation. Importing this module imports TensorFlow.
 """
 
 import os
@@ -41,7 +41,7 @@ def register(
     document_length: int = inverse_cloze.DOCUMENT_LENGTH,
     **settings: Any,
 ) -> list[str]:
-    """Registers `<name>_blocks`, `_ict`, `_salient`, `_random_tokens`, `_random_spans`.
+    """Registers the tasks of a corpus, such as `<name>_blocks`.
 
     Args:
       name: letters, digits and underscores.
@@ -110,7 +110,7 @@ def _prepared(
             f"({tagger.name}): processes that tag load it for themselves."
         )
     if vocabulary is not None and not isinstance(vocabulary, WordPiece):
-        vocabulary = WordPiece.load(vocabulary)
+        vocabulary = load_vocabulary(vocabulary)
     config = BlocksConfig(
         corpus=os.fspath(corpus),
         source=os.fspath(source),

@@ -1,12 +1,10 @@
 """Registers a set of questions with SeqIO: one call, two tasks.
 
-    tasks.questions.register_questions("vital_questions", VITAL_QUESTIONS, vocabulary)
+    tasks.questions.register_questions("mine", "questions.jsonl", vocabulary)
     tasks.questions.register_questions("nq", "gs://mine/nq", vocabulary, "nq_open")
 
 Importing this module imports TensorFlow.
 """
-
-from pathlib import Path
 
 import seqio
 
@@ -14,9 +12,6 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.prepare.open_qa.sets import JSON_LINES, Source, read_set
 from realm_jax.prepare.seqio_tasks import register_question_task
 from tasks.closed_book import register_closed_book
-
-VITAL_QUESTIONS = Path(__file__).parent / "data" / "vital_questions.jsonl"
-"""Questions on Wikipedia's vital articles, for the corpus of the quickstart."""
 
 
 def register_questions(

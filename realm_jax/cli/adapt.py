@@ -181,7 +181,7 @@ def _measured(
     retrievers = {
         label: PretrainedRetriever.open(
             find_model(f"{chain.root}/{stage.name}", [stage]),
-            as_begun=label == BEFORE_TRAINING,
+            before_training=label == BEFORE_TRAINING,
         )
         for label, stage in adapt_report.STAGES_OF.items()
     }
@@ -237,7 +237,7 @@ def _exported(root: str, chosen: str, stop: threading.Event) -> str:
             f"{root}/{STAGES_OF[chosen].name}",
             folder,
             Overrides(),
-            as_begun=chosen == BEFORE_TRAINING,
+            before_training=chosen == BEFORE_TRAINING,
             embeddings=("npy",),
             stop=stop,
             note=Notes("adapt"),
@@ -275,9 +275,3 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of REALM; {_UPDATES} by default",
     )
     return parser
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["adapt", *sys.argv[1:]])

@@ -27,7 +27,6 @@ Example:
 
 import argparse
 import json
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -35,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from realm_jax.answering.answers import Answer, ReadDocument
+from realm_jax.answering.answers import Document
 from realm_jax.cli import bert_settings, configuration, recorded_run
 from realm_jax.cli.standard_input import Notes, each_line, is_terminal
 from realm_jax.errors import BadInputError
@@ -80,7 +79,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--host",
-        default="127.0.0.1",
+        default=ask.AskConfig.host,
         help="its address; 0.0.0.0 for others, without a password",
     )
     parser.add_argument(
@@ -98,6 +97,11 @@ def _recorded(flags: argparse.Namespace) -> ask.AskConfig:
         raise BadInputError(
             f"expected questions or a port, got both ({flags.questions[0]!r}, "
             f"{flags.port}); leave one out"
+        )
+    if not flags.port and (flags.allow_host or flags.host != ask.AskConfig.host):
+        raise BadInputError(
+            "expected --port beside --host and --allow_host, which are of the page, "
+            "got none; add --port=8000, or leave them out"
         )
     return recorded.ask_config(
         flags.run,
@@ -172,7 +176,11 @@ class _Screen:
         for document in answer.documents:
             chances = document.probability, document.answer_probability
             numbers = (*chances, chances[0] * chances[1])
-            sources.add_row(*(f"{n:.3f}" for n in numbers), _source(document, answer))
+            passage = Text(document.text)
+            for start, end in document.places:
+                passage.stylize("bold green" if answer.text else "", start, end)
+            block = block_text(document, passage)
+            sources.add_row(*(f"{n:.3f}" for n in numbers), block)
         console.print(sources)
         version = reply.version.describe()
         console.print(
@@ -187,20 +195,8 @@ class _Screen:
             console.print()
 
 
-def _source(document: ReadDocument, answer: Answer) -> Text:
-    """Returns title, source and passage, with the answer marked."""
-    text = Text()
-    text.append(document.title, "bold")
-    if document.source_id:
-        text.append(f" ({document.source_id})\n", "dim")
-    passage = Text(document.text)
-    for start, end in document.places:
-        passage.stylize("bold green" if answer.text else "", start, end)
-    text.append_text(passage)
-    return text
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["ask", *sys.argv[1:]])
+def block_text(document: Document, passage: Text) -> Text:
+    """Returns the title and the source of a block, above its passage."""
+    source = f" ({document.source_id})" if document.source_id else ""
+    above = "\n" if passage else ""
+    return Text.assemble((document.title, "bold"), (source, "dim"), above, passage)

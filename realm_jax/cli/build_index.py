@@ -12,7 +12,6 @@ Example:
 
 import dataclasses
 import logging
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -74,9 +73,3 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         )
         has_finished = IndexBuilder(store, corpus, building, progress).run(stop)
     return None if has_finished or stop.is_set() else STOPPED
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["build-index", *sys.argv[1:]])

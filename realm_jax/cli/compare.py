@@ -13,7 +13,6 @@ Example:
 """
 
 import argparse
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -42,9 +41,3 @@ def _parser() -> argparse.ArgumentParser:
         "--output", required=True, metavar="DIR", help="folder for compare.html"
     )
     return parser
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["compare", *sys.argv[1:]])

@@ -35,7 +35,6 @@ Example:
 """
 
 import argparse
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -130,9 +129,3 @@ def _recorded(
         baselines=tuple(filter(None, flags.baselines.split(","))),
         note=note,
     )
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["evaluate", *sys.argv[1:]])

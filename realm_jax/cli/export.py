@@ -21,7 +21,6 @@ Examples:
 """
 
 import argparse
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -123,9 +122,3 @@ def _make_parser() -> argparse.ArgumentParser:
     recorded_run.add_options(parser)
     recorded_run.add_answering_options(parser)
     return parser
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["export", *sys.argv[1:]])

@@ -10,7 +10,6 @@ Example:
     --gin.TASK=my_questions --gin.WARM_START=runs/my/pretrain
 """
 
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -30,9 +29,3 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         finetune.run,
         watched_builder,
     )
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["finetune", *sys.argv[1:]])

@@ -24,7 +24,6 @@ Examples:
 
 import argparse
 import collections
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -87,9 +86,3 @@ def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
     groups = collections.Counter(name.rpartition(".")[0] or name for name in names)
     for group, count in groups.items():
         yield f"  {what}: {group} ({count})"
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["import-weights", *sys.argv[1:]])

@@ -39,9 +39,12 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
     from realm_jax.data.tokenizer_files import load_vocabulary
     from realm_jax.prepare import first_chain
+    from realm_jax.prepare.prepare import require_task_name
     from realm_jax.prepare.text_sample import TextSample, choose_masks, require_pairs
 
     flags = _parser().parse_args(argv)
+    if not flags.folder:
+        raise BadInputError("expected a folder, got an empty text; name one")
     folder = pathlib.Path(flags.folder)
     path = folder / CHAIN_NAME
     if path.exists():
@@ -49,6 +52,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             f"expected a folder without {CHAIN_NAME}, got {folder}; delete the file to "
             "write it anew, or give another folder"
         )
+    name = flags.name or corpus_name(folder)
+    require_task_name(name)
     sample = TextSample.read(flags.source, stop)
     text = first_chain.measure_text(flags.source, sample)
     masks = choose_masks(sample, text.validation_fraction, flags.masks)
@@ -76,7 +81,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         )
     chain = first_chain.FirstChain(
         root=os.fspath(folder),
-        name=flags.name or corpus_name(folder),
+        name=name,
         source=flags.source,
         text=text,
         masks=masks,
@@ -166,9 +171,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def corpus_name(folder: pathlib.Path) -> str:
-    """Returns the folder's name as that of a corpus."""
-    name = re.sub(r"\W+", "_", folder.resolve().name).strip("_").lower()
-    return name if name and not name[0].isdigit() else f"corpus_{name}"
+    """Returns the folder's name as that of a corpus; of its letters, those of ASCII."""
+    name = re.sub(r"\W+", "_", folder.resolve().name, flags=re.ASCII)
+    name = name.strip("_").lower()
+    return name if name[:1].isalpha() else f"corpus_{name}".rstrip("_")
 
 
 def add_encoder_flags(parser: argparse.ArgumentParser, default: str) -> None:

@@ -22,6 +22,11 @@ def require_writable(argv: Sequence[str]) -> None:
     if "-h" in argv or "--help" in argv:
         return
     for name, folder in _named(argv):
+        if name == _OPTION and not folder:
+            raise BadInputError(
+                f"expected a folder as {_OPTION}, got an empty text, which would be "
+                "the working directory; name one"
+            )
         require_writable_folder(name, folder)
 
 

@@ -14,7 +14,6 @@ Example:
 
 import dataclasses
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -106,9 +105,3 @@ def summary(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"{counts.get('documents', 0):,} documents; {'; '.join(parts)}"
     for where, reason in counts.get("first_bad", ()):
         yield f"left out {where}: {reason}"
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["prepare", *sys.argv[1:]])

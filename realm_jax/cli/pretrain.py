@@ -9,7 +9,6 @@ Example:
     --gin.TASK=my_salient --gin.WARM_START=runs/my/warm_start
 """
 
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -29,9 +28,3 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         pretrain.run,
         watched_builder,
     )
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["pretrain", *sys.argv[1:]])

@@ -74,13 +74,12 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def whole_number(text: str) -> int:
-    """Returns the number that an option is given as."""
-    try:
-        return int(text)
-    except ValueError as error:
+    """Returns the number, of at least 0, that an option is given as."""
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"expected a whole number, got {text!r}"
-        ) from error
+            f"expected a whole number of at least 0, got {text!r}"
+        )
+    return int(text)
 
 
 def given(flags: argparse.Namespace) -> "Overrides":

@@ -18,7 +18,6 @@ Example:
 
 import argparse
 import json
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -27,8 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from realm_jax.answering.answers import Document
-from realm_jax.api import Model
+from realm_jax.api import Model, require_within
 from realm_jax.cli import configuration, recorded_run
+from realm_jax.cli.ask import block_text
 from realm_jax.cli.standard_input import Notes, each_line, is_terminal
 from realm_jax.evaluation.ask import require_question
 from realm_jax.evaluation.searching import open_retriever
@@ -43,11 +43,13 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     queries = [require_question(query) for query in flags.queries]
     note = Notes("search")
     retriever, corpus = open_retriever(flags.run, recorded_run.given(flags))
+    k = min(_DEFAULT_K, corpus.num_blocks)
+    if flags.k is not None:
+        k = require_within(flags.k, corpus.num_blocks, "in the corpus")
     if not retriever.has_index(corpus):
         note(f"making the index of {corpus.directory}")
     index = retriever.index(corpus, stop)
-    model = Model(retriever.answerer(corpus, index, batch_size=1))
-    k = min(_DEFAULT_K, corpus.num_blocks) if flags.k is None else flags.k
+    model = Model(retriever.corpus_search(corpus, index, batch_size=1))
     if flags.hybrid:
         note(f"counting the words of {corpus.num_blocks:,} blocks")
     echo = len(queries) > 1 or (not queries and not is_terminal())
@@ -101,14 +103,6 @@ def _print_table(query: str, documents: Sequence[Document], is_hybrid: bool) -> 
     table.add_column("fused" if is_hybrid else "f(x, z)", justify="right", no_wrap=True)
     table.add_column("block", ratio=1)
     for document in documents:
-        block = Text(document.title, "bold")
-        block.append(f" ({document.source_id})\n", "not bold dim")
-        block.append(document.text, "not bold")
+        block = block_text(document, Text(document.text))
         table.add_row(f"{document.score:.{4 if is_hybrid else 3}f}", block)
     console.print(table)
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["search", *sys.argv[1:]])

@@ -32,15 +32,10 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     require_extra("prepare", "realm tasks")
     # As in `prepare`: TensorFlow reports every accelerator that it does not find.
     os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    try:
-        for line in _lines(flags):
-            if stop.is_set():
-                raise StoppedError("stopped")
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe. Flushing at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for line in _lines(flags):
+        if stop.is_set():
+            raise StoppedError("stopped")
+        print(line)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,9 +134,3 @@ def _register(flags: argparse.Namespace) -> None:
 
 def _in_colour(text: str) -> str:
     return f"{_BOLD}{text}{_PLAIN}"
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["tasks", *sys.argv[1:]])

@@ -16,7 +16,6 @@ Example:
 """
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -56,9 +55,3 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             f"done, {update.store.num_blocks:,} blocks in {config.output}, now the "
             f"successor of {config.corpus}; examples are not carried over"
         )
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["update-corpus", *sys.argv[1:]])

@@ -11,7 +11,6 @@ Example:
     --gin.TASK=my_salient --gin.PAIRS_TASK=my_ict
 """
 
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -25,9 +24,3 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     return run_stage(
         "warm-start", __doc__, argv, stop, warm_start.WarmStartConfig, warm_start.run
     )
-
-
-if __name__ == "__main__":
-    from realm_jax.cli.main import console
-
-    console(["warm-start", *sys.argv[1:]])

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from realm_jax.data.block_writer import Block, BlockWriter
-from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.blocks import NO_TAGGER, BlockStore, BlockText
 from realm_jax.data.chunking import split_sentences
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -69,7 +69,7 @@ def write_corpus(
                 )
             for block in _blocks(batch, vocabulary, writer.num_blocks):
                 writer.add(block)
-        writer.metadata |= {"source": source_of(blocks, titles), "tagger": "none"}
+        writer.metadata |= {"source": source_of(blocks, titles), "tagger": NO_TAGGER}
     return BlockStore.open(directory)
 
 

@@ -50,6 +50,8 @@ TITLE_LENGTHS_FILE = "title_lengths.npy"
 HASHES_FILE = "hashes.npy"
 DOCUMENTS_FILE = "documents.npy"
 HASH_BYTES = 16
+NO_TAGGER = "none"
+"""Recorded as the tagger of a corpus of imported blocks."""
 
 DOCUMENT = np.dtype(
     [("id_hash", f"V{HASH_BYTES}"), ("num_blocks", "<i4"), ("has_title", "?")]
@@ -369,6 +371,12 @@ def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
 def read_documents(store: BlockStore) -> np.ndarray:
     """Returns the rows of a corpus, mapped into memory."""
     if DOCUMENTS_FILE not in store.info["files"]:
+        if store.info.get("tagger") == NO_TAGGER:
+            raise BadInputError(
+                f"expected a corpus that `realm prepare` has made in "
+                f"{store.directory}, got imported blocks, which belong to no "
+                "documents; import the changed blocks into another folder."
+            )
         raise BadInputError(
             f"expected {DOCUMENTS_FILE} in {store.directory}, which says where its "
             "documents are, but it was prepared before there was such a file; remove "

@@ -138,7 +138,7 @@ def split_at(
         if start and _parts_words(text, start, tokenize_chinese_chars)
     ]
     edges = [0, *starts, len(text)]
-    stripped = (_strip(text, start, end) for start, end in pairwise(edges))
+    stripped = (strip_range(text, start, end) for start, end in pairwise(edges))
     return [(start, end) for start, end in stripped if start < end]
 
 
@@ -219,10 +219,11 @@ def _korean_starts(text: str, starts: Sequence[int]) -> list[int]:
     return sorted(start for start in found if not any(a < start <= b for a, b in dates))
 
 
-def _strip(text: str, start: int, end: int) -> tuple[int, int]:
-    sentence = text[start:end]
-    start += len(sentence) - len(sentence.lstrip())
-    return start, start + len(sentence.strip())
+def strip_range(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns [start, end) without the white space at both ends; may be empty."""
+    part = text[start:end]
+    start += len(part) - len(part.lstrip())
+    return start, start + len(part.strip())
 
 
 def _parts_words(text: str, position: int, tokenize_chinese_chars: bool) -> bool:

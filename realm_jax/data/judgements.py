@@ -54,7 +54,7 @@ def read_judgements(
             f"--qrels=FILE, or the ids of relevant documents as {_GOLD!r} in each line"
         )
     relevant = {
-        query: of for query, of in grades.items() if max(of.values(), default=0)
+        query: of for query, of in grades.items() if max(of.values(), default=0) > 0
     }
     found = (document for of in relevant.values() for document in of)
     _require_known("documents", "the text", qrels or queries, found, documents)

@@ -19,6 +19,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from realm_jax.data.chunking import strip_range
+
 
 def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -263,15 +265,10 @@ def find_marked_names(text: str) -> list[tuple[int, int]]:
     """
     patterns = (_TITLE, _GLOSSED, _KATAKANA_NAME)
     found = {m.span() for pattern in patterns for m in pattern.finditer(text)}
-    stripped = (_strip(text, start, end) for start, end in found)
+    stripped = (strip_range(text, start, end) for start, end in found)
     return sorted((start, end) for start, end in stripped if start < end)
 
 
 def find_counted(text: str) -> list[tuple[int, int]]:
     """Returns numbers with their counters as [start, end), in order."""
     return [match.span() for match in _COUNTED.finditer(text)]
-
-
-def _strip(text: str, start: int, end: int) -> tuple[int, int]:
-    start += len(text[start:end]) - len(text[start:end].lstrip())
-    return start, start + len(text[start:end].strip())

@@ -31,6 +31,9 @@ from realm_jax.manifests import (
 )
 from realm_jax.storage import ObjectStat, file_stat, sync_entry, sync_tree
 
+PARTIAL = ".partial"
+"""Ends the name of a folder that is being written, or was when a run was killed."""
+
 _READERS = 4
 _WORTH_A_LINE = 1 << 30
 _LINE_SECONDS = 10.0
@@ -53,7 +56,7 @@ def require_free(directory: Path) -> None:
 @contextlib.contextmanager
 def new_folder(directory: Path, what: str) -> Iterator[Path]:
     """Yields a folder that becomes `directory`, or vanishes if there is an error."""
-    partial = directory.with_name(f"{directory.name}.partial")
+    partial = directory.with_name(directory.name + PARTIAL)
     # What a killed run left; two writers of one folder are not supported.
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -235,6 +235,12 @@ def _costs(cost: Mapping[str, Any]) -> Iterator[str]:
     yield f"{cost['bytes'] / _GIB:.1f} GiB in the largest process"
 
 
+def figure(metric: str, value: Mapping[str, float], unit: str = "") -> str:
+    """Returns a metric of 100 with its 95 % interval, for a model card."""
+    mean, low, high = (100 * value[name] for name in ("mean", "low", "high"))
+    return f"{metric} {mean:.1f}{unit} [{low:.1f}, {high:.1f}]"
+
+
 def table_rows(folder: str, fingerprint: str) -> Iterator[tuple[str, str, str]]:
     """Yields the rows of a model card: of which texts, which retriever, the figures.
 
@@ -245,11 +251,7 @@ def table_rows(folder: str, fingerprint: str) -> Iterator[tuple[str, str, str]]:
         return
     for probe, comparison in report["measured"].items():
         for row in (*comparison["baselines"], *comparison["rows"]):
-            figures = [
-                f"{metric} {100 * value['mean']:.1f} "
-                f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
-                for metric, value in row["metrics"].items()
-            ]
+            figures = [figure(name, value) for name, value in row["metrics"].items()]
             count = next(iter(row["metrics"].values()))["count"]
             yield f"{count:,} {probe}", row["label"], ", ".join(figures)
         for label in dict.fromkeys(d["after"] for d in comparison["differences"]):

@@ -339,7 +339,7 @@ class AnswerService:
         return self._warm(corpus, self._model.index(corpus, self._stop))
 
     def _warm(self, corpus: BlockStore, index: LoadedIndex) -> Version:
-        answerer = self._model.answerer(corpus, index, batch_size=1)
+        answerer = self._model.corpus_search(corpus, index, batch_size=1)
         answerer.answer([_WARM_UP])
         return Version(answerer, index, self._model.run.step)
 
@@ -418,7 +418,7 @@ def open_model(
     configuration allows a mismatch; `recorded` the fine-tuned run if it is open
     already.
     """
-    began_with = None
+    pretrained_run = None
     if config.pretrained:
         wanted = wanted_of(config.finetuned.models, corpus, allow_corpus_mismatch=True)
         del wanted["lengths"]  # Pre-training may have had others.
@@ -426,14 +426,14 @@ def open_model(
         run = open_finished(config.pretrained, PRETRAIN.name, wanted, which)
         # Its reader need not stay in memory.
         retriever = {"retriever": run.tree["retriever"]}
-        began_with = dataclasses.replace(run, tree=retriever)
+        pretrained_run = dataclasses.replace(run, tree=retriever)
     return FinetunedModel.open(
         config.finetuned,
         corpus,
         searcher=config.searcher,
         embed=config.embed,
         allow_corpus_mismatch=config.allow_corpus_mismatch,
-        began_with=began_with,
+        pretrained_run=pretrained_run,
         checkpoint=Which(config.finetuned_checkpoint),
         recorded=recorded,
     )

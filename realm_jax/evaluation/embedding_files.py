@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.store_files import write_header
 from realm_jax.extras import require_extra
 from realm_jax.index.snapshots import SnapshotArray
 
@@ -77,16 +78,15 @@ class _File(Protocol):
 
 class _Npy(contextlib.AbstractContextManager):
     def __init__(self, folder: Path, num_blocks: int, size: int) -> None:
-        path = folder / "embeddings.npy"
-        shape = (num_blocks, size)
-        self._rows = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+        # A full disk ends a process that writes to a mapped file.
+        self._file = (folder / "embeddings.npy").open("wb")
+        write_header(self._file, np.float32, (size,), num_blocks)
 
     def add(self, ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
-        start = ids[0]["id"]
-        self._rows[start : start + len(ids)] = embeddings
+        self._file.write(np.ascontiguousarray(embeddings).data)
 
     def __exit__(self, *error: object) -> None:
-        self._rows.flush()
+        self._file.close()
 
 
 class _Ids(contextlib.AbstractContextManager):
@@ -146,4 +146,6 @@ class _Faiss(contextlib.AbstractContextManager):
         import faiss
 
         if kind is None:
-            faiss.write_index(self._index, str(self._path))
+            # Where FAISS opens a file itself, it does not tell that closing it failed.
+            with self._path.open("wb") as file:
+                faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))

@@ -19,15 +19,9 @@ from realm_jax import __version__
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.store_files import new_folder, require_free
 from realm_jax.evaluation import embedding_files
-from realm_jax.evaluation.adapt_report import table_rows
-from realm_jax.evaluation.ask import open_model
+from realm_jax.evaluation.adapt_report import figure, table_rows
 from realm_jax.evaluation.loading import FinishedRun, TrainedModel
-from realm_jax.evaluation.recorded import (
-    Overrides,
-    ask_config,
-    parent,
-    within,
-)
+from realm_jax.evaluation.recorded import Overrides, parent, within
 from realm_jax.evaluation.report import JSON_NAME
 from realm_jax.evaluation.searching import find_retriever, open_retriever
 from realm_jax.index.manifest import EMBEDDINGS
@@ -36,7 +30,7 @@ from realm_jax.manifests import unseal
 from realm_jax.metrics.curves import find_curve, measured, read_curves
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
 from realm_jax.run_record import newest_record
-from realm_jax.stages import EVALUATE, FINETUNE, TRAINING
+from realm_jax.stages import EVALUATE, TRAINING
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import score_of
 from realm_jax.weights.published_encoder import prompt_text
@@ -50,10 +44,7 @@ CARD_NAME = "README.md"
 
 # Key of the parameters of a retriever with one tower.
 _TOWER = "tower"
-_READS: dict[str, Literal["query", "document"]] = {
-    "query": "query",
-    "document": "document",
-}
+_Folder = Literal[".", "query", "document"]
 
 # Of tasks that are named for the corpus, as `prepare` names them.
 _TASKS = ("ict", "salient", "questions")
@@ -98,7 +89,7 @@ def export_retriever(
     given: Overrides,
     *,
     checkpoint: str = "last",
-    as_begun: bool = False,
+    before_training: bool = False,
     embeddings: Sequence[str] = (),
     stop: threading.Event | None = None,
     note: Callable[[str], None] = lambda text: None,
@@ -107,9 +98,9 @@ def export_retriever(
 
     The folder appears whole. `run` is as in `searching.open_retriever`, `given` what is
     not to be found, and `checkpoint` "last" or "best" of a run that is not fine-tuned.
-    `as_begun` is as in `searching.PretrainedRetriever.open`, of a model directory.
-    `embeddings` are formats, of `embedding_files.FORMATS`, in which to write the
-    blocks' embeddings, too; an index that is missing is made, and `note` told so.
+    `before_training` is as in `searching.PretrainedRetriever.open`, of a model
+    directory. `embeddings` are formats, of `embedding_files.FORMATS`, in which to write
+    the blocks' embeddings, too; an index that is missing is made, and `note` told so.
     Returns the folders of the models, relative to `output`: "." or "query" and
     "document".
 
@@ -119,11 +110,19 @@ def export_retriever(
     target = Path(output).expanduser().absolute()
     require_free(target)
     embedding_files.require_libraries(embeddings)
-    model, corpus, as_begun = _open(run, given, checkpoint, as_begun)
+    recorded, is_chosen = find_retriever(run)
+    before_training = before_training or is_chosen
+    model, corpus = open_retriever(
+        recorded,
+        given,
+        checkpoint=checkpoint,
+        before_training=before_training,
+        embeds_documents=True,
+    )
     config = model.source(corpus).config
     lengths = model.models.lengths
-    towers = _towers(model, corpus)
-    if as_begun:  # They are the same.
+    towers: dict[_Folder, PyTree] = _towers(model, corpus)
+    if before_training:  # They are the same.
         towers = {".": towers["document"]}
     rows = _embeddings(model, corpus, stop, note) if embeddings else None
     with new_folder(target, "the models") as partial:
@@ -137,10 +136,14 @@ def export_retriever(
                 config,
                 corpus.vocabulary,
                 max_length=length,
-                reads=_READS.get(name),
+                reads=None if name == "." else name,
             )
         card = model_card(
-            model.run, config, corpus, two_towers=len(towers) > 1, as_begun=as_begun
+            model.run,
+            config,
+            corpus,
+            two_towers=len(towers) > 1,
+            before_training=before_training,
         )
         (partial / CARD_NAME).write_text(card)
         if rows is not None:
@@ -149,26 +152,7 @@ def export_retriever(
     return list(towers)
 
 
-def _open(
-    run: str, given: Overrides, checkpoint: str, as_begun: bool
-) -> tuple[TrainedModel, BlockStore, bool]:
-    """Opens the run, a fine-tuned one together with what embedded its documents.
-
-    The last value is whether it is the encoder that the run began with.
-    """
-    recorded, is_chosen = find_retriever(run)
-    as_begun = as_begun or is_chosen
-    if recorded.trained.stage != FINETUNE.name:
-        model, corpus = open_retriever(
-            recorded, given, checkpoint=checkpoint, as_begun=as_begun
-        )
-        return model, corpus, as_begun
-    config = ask_config(recorded, given)
-    corpus = BlockStore.open(config.corpus)
-    return open_model(config, corpus), corpus, False
-
-
-def _towers(model: TrainedModel, corpus: BlockStore) -> dict[str, PyTree]:
+def _towers(model: TrainedModel, corpus: BlockStore) -> dict[_Folder, PyTree]:
     """Returns the parameters of each tower by its folder."""
     queries = model.run.tree["retriever"]
     documents = model.document_encoder(corpus)
@@ -197,12 +181,13 @@ def model_card(
     corpus: BlockStore,
     *,
     two_towers: bool,
-    as_begun: bool = False,
+    before_training: bool = False,
 ) -> str:
     """Returns the card as Markdown.
 
     `run` is at the checkpoint that is exported; with `two_towers` queries and documents
-    have a model each, and `as_begun` it is the encoder that the run began with.
+    have a model each, and with `before_training` it is the encoder that the run began
+    with.
     """
     name = _corpus_name(run.trained.data_order["task"], corpus)
     parts = [
@@ -212,7 +197,7 @@ def model_card(
         f"{'' if has_length_1(config) else 'not '}normalised to length 1.",
         _usage(config, two_towers),
         "## Corpus and recipe",
-        _table(("", ""), _facts(name, run, config, corpus, as_begun)),
+        _table(("", ""), _facts(name, run, config, corpus, before_training)),
     ]
     rows = [
         *table_rows(parent(run.model_dir), corpus.fingerprint),
@@ -239,7 +224,7 @@ def _facts(
     run: FinishedRun,
     config: RetrieverConfig,
     corpus: BlockStore,
-    as_begun: bool,
+    before_training: bool,
 ) -> Iterator[tuple[str, str]]:
     trained, bert = run.trained, config.bert
     documents = corpus.info.get("num_documents")
@@ -249,7 +234,7 @@ def _facts(
     if trained.corpus_fingerprint != corpus.fingerprint:
         yield "trained on", f"another version of it, `{trained.corpus_fingerprint}`"
     yield "vocabulary", f"{corpus.vocabulary.size:,} wordpieces"
-    if as_begun:
+    if before_training:
         yield "training", "none, it is the encoder as it was"
     else:
         yield "stage", f"`realm {trained.stage.replace('_', '-')}`"
@@ -260,7 +245,7 @@ def _facts(
         # A warm start without pairs trains the reader alone, in batches of its own.
         alone = settings.get("pairs_task") == ""
         size = settings.get("reader_batch_size" if alone else "batch_size")
-        if not as_begun:
+        if not before_training:
             yield "examples per update", "not recorded" if size is None else str(size)
         # Its folder alone: a card may be published.
         began = PurePosixPath(settings.get("warm_start") or "").name
@@ -289,8 +274,7 @@ def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str,
         of = f"`realm evaluate`, split {run['split']}"
         for row in [*comparison["baselines"], *comparison["rows"]]:
             recalls = [
-                f"{metric} {100 * value['mean']:.1f} % "
-                f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
+                figure(metric, value, " %")
                 for metric, value in row["metrics"].items()
                 if metric.startswith("recall@")
             ]

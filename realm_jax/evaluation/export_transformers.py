@@ -28,6 +28,7 @@ from realm_jax.evaluation.recorded import (
     find_corpus,
     find_model,
     models_of,
+    require_fine_tuned,
 )
 from realm_jax.index.embedding_cache import index_series
 from realm_jax.index.manifest import EMBEDDINGS
@@ -35,13 +36,12 @@ from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverCon
 from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which, best_step
+from realm_jax.training.finetune import AnsweringConfig
 from realm_jax.training.recorded import RecordedRun
+from realm_jax.training.stage_config import require_one_of
 from realm_jax.weights import bert
 from realm_jax.weights.realm import SHARED_TOWER, Reading
 from realm_jax.weights.realm_export import require_realm, save_realm, save_tokenizer
-
-REALM, BERT = "realm", "bert"
-FORMATS = (REALM, BERT)
 
 _CARD = """\
 ---
@@ -73,15 +73,17 @@ def export_transformers(
 ) -> list[str]:
     """Writes the models of a run, as "realm" or "bert", into a folder, new or empty.
 
-    The local folder appears whole. `given` is where the corpus is, if not where the run
-    says; its vocabulary is used. `checkpoint` is "last" or "best" of a run that is not
-    fine-tuned. With `embeddings` a RealmForOpenQA has its blocks and their embeddings,
-    too; all of them are then in memory. Returns the folders of the models, relative to
-    `output`.
+    The local folder appears whole. `given` is what the run does not say, such as where
+    the corpus is, whose vocabulary is used. `checkpoint` is "last" or "best" of a run
+    that is not fine-tuned. With `embeddings` a RealmForOpenQA has its blocks and their
+    embeddings, too; all of them are then in memory. Returns the folders of the models,
+    relative to `output`.
     """
     target = Path(output).expanduser().absolute()
     require_free(target)
+    require_one_of("CHECKPOINT", checkpoint, Which)
     recorded = find_model(run, SEARCHED)
+    require_fine_tuned(recorded, given)
     which = Which(checkpoint)
     if recorded.trained.stage == FINETUNE.name:
         is_measured = best_step(recorded.checkpoints) is not None
@@ -90,11 +92,14 @@ def export_transformers(
     vocabulary = _vocabulary(recorded, given)
     config = models_of(recorded).retriever_config(vocabulary.size)
     with new_folder(target, "the models") as folder:
-        if form == BERT:
+        if form == "bert":
             return [_save_bert(folder, finished, config, vocabulary)]
         require_realm(config, finished.model_dir)
         blocks = _blocks(recorded, given) if embeddings else None
-        return _save_realm(folder, finished, recorded, config, vocabulary, blocks)
+        answering = None
+        if recorded.trained.stage == FINETUNE.name:
+            answering = answering_config(recorded, given)
+        return _save_realm(folder, finished, answering, config, vocabulary, blocks)
 
 
 class _Blocks(NamedTuple):
@@ -134,7 +139,7 @@ def _vocabulary(run: RecordedRun, given: Overrides) -> WordPiece:
 def _save_realm(
     folder: Path,
     run: FinishedRun,
-    recorded: RecordedRun,
+    answering: AnsweringConfig | None,
     config: RetrieverConfig,
     vocabulary: WordPiece,
     blocks: _Blocks | None,
@@ -161,8 +166,7 @@ def _save_realm(
         (inner / "README.md").write_text(_card(run, name, "realm", config))
         saved.append(place)
 
-    if run.trained.stage == FINETUNE.name:
-        answering = answering_config(recorded)
+    if answering is not None:
         reading = Reading(
             max_span=answering.max_span,
             layer_norm_epsilon=answering.span_layer_norm_epsilon,

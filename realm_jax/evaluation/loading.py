@@ -50,12 +50,12 @@ class FinishedRun:
     details: Mapping[str, Any]
 
     @property
-    def is_taught(self) -> bool:
+    def has_learned_from_bm25(self) -> bool:
         """True for a warm start whose query tower has learned from BM25."""
         return bool(self.trained.data_order.get("bm25_weight"))
 
-    def as_begun(self) -> "FinishedRun":
-        """Returns a taught warm start with its query tower as it began."""
+    def before_training(self) -> "FinishedRun":
+        """Returns such a warm start with its query tower as it began."""
         tree = {**self.tree, "retriever": tie_towers(self.tree["retriever"])}
         return dataclasses.replace(self, step=FIRST_STEP, tree=tree)
 
@@ -188,7 +188,7 @@ class TrainedModel:
         """Returns the parameters of the retriever that embeds a corpus."""
         return self.run.tree["retriever"]
 
-    def answerer(
+    def corpus_search(
         self, corpus: BlockStore, index: LoadedIndex, batch_size: int = 8
     ) -> CorpusSearch:
         """Returns what searches a corpus by its index; there is no reader to answer."""
@@ -209,12 +209,12 @@ class FinetunedModel(TrainedModel):
     Attributes:
       refreshed: whether the index followed the retriever while it trained. Then that of
         the checkpoint is of its own parameters, as for any other stage.
-      macro: macro that names `began_with`, for messages.
+      macro: macro that names `pretrained_run`, for messages.
     """
 
     config: AnsweringConfig
     refreshed: bool = False
-    began_with: FinishedRun | None = None
+    pretrained_run: FinishedRun | None = None
     macro: str = "PRETRAINED"
 
     @classmethod
@@ -226,7 +226,7 @@ class FinetunedModel(TrainedModel):
         searcher: str,
         embed: EmbedConfig,
         allow_corpus_mismatch: bool = False,
-        began_with: FinishedRun | None = None,
+        pretrained_run: FinishedRun | None = None,
         macro: str = "PRETRAINED",
         checkpoint: Which = Which.BEST,
         recorded: RecordedRun | None = None,
@@ -261,10 +261,10 @@ class FinetunedModel(TrainedModel):
             searcher=searcher,
             embed=embed,
             index_step=run.step if refreshed else FIRST_STEP,
-            donors=[began_with.model_dir] if began_with else [],
+            donors=[pretrained_run.model_dir] if pretrained_run else [],
             config=config,
             refreshed=refreshed,
-            began_with=began_with,
+            pretrained_run=pretrained_run,
             macro=macro,
         )
 
@@ -313,29 +313,29 @@ class FinetunedModel(TrainedModel):
         source = self.source(corpus)
         if self.refreshed or not source.config.shared:
             return self.run.tree["retriever"]
-        if self.began_with is not None and self._began(source):
-            return self.began_with.tree["retriever"]
-        named = self.began_with.model_dir if self.began_with else ""
+        if self.pretrained_run is not None and self._began(source):
+            return self.pretrained_run.tree["retriever"]
+        named = self.pretrained_run.model_dir if self.pretrained_run else ""
         raise BadInputError(
             f"expected in {self.macro} the model that {self.model_dir} was fine-tuned "
             f"from, got {named!r}: fine-tuning has changed its shared tower, and only "
             "that model embeds documents as in the kept index"
         )
 
-    def require_began(self, corpus: BlockStore) -> None:
+    def require_same_pretrained_run(self, corpus: BlockStore) -> None:
         """Checks by its index, if there is one, how fine-tuning began."""
-        if self.began_with and self._began(self.source(corpus)) is False:
+        if self.pretrained_run and self._began(self.source(corpus)) is False:
             raise BadInputError(
                 f"expected in {self.model_dir} a model that was fine-tuned from "
-                f"{self.began_with.model_dir} ({self.macro}), but it was from another "
-                "one; name two stages of one chain"
+                f"{self.pretrained_run.model_dir} ({self.macro}), but it was from "
+                "another one; name two stages of one chain"
             )
 
-    def answerer(
+    def corpus_search(
         self, corpus: BlockStore, index: LoadedIndex, batch_size: int = 8
     ) -> Answerer:
-        """Returns an answerer with this model, a corpus and its index."""
-        search = super().answerer(corpus, index, batch_size)
+        """Returns what searches a corpus by its index, and answers from it."""
+        search = super().corpus_search(corpus, index, batch_size)
         return Answerer(
             **vars(search),
             reader=self.config.make_reader(search.retriever.bert),
@@ -365,10 +365,10 @@ class FinetunedModel(TrainedModel):
         return []
 
     def _began(self, source: IndexSource) -> bool | None:
-        """Returns whether it began with `began_with`, None if unknown."""
+        """Returns whether it began with `pretrained_run`, None if unknown."""
         own = SnapshotSeries(source.model_store, INDEX_SERIES)
-        if self.began_with is None or FIRST_STEP not in own.steps():
+        if self.pretrained_run is None or FIRST_STEP not in own.steps():
             return None
         manifest = own.read_manifest(FIRST_STEP)
-        began = source.retriever(FIRST_STEP, self.began_with.tree["retriever"])
+        began = source.retriever(FIRST_STEP, self.pretrained_run.tree["retriever"])
         return began.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]

@@ -1,5 +1,6 @@
 """Collects the provenance of a report's results: checkpoint, times, machine."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -73,8 +74,15 @@ def time_of(model_dir: str, stage: str) -> StageTime | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the packages that results depend on."""
-    return {name: importlib.metadata.version(name) for name in _VERSIONS}
+    """Returns the versions of the packages that results depend on.
+
+    An extra, such as scann, may not be installed.
+    """
+    found = {}
+    for name in _VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def machine() -> str:

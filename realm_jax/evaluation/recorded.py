@@ -46,6 +46,18 @@ class Overrides:
     allow_corpus_mismatch: bool = False
 
 
+def require_fine_tuned(run: RecordedRun, given: Overrides) -> None:
+    """Checks that nothing is said of a run that only fine-tuned models have."""
+    if run.trained.stage == FINETUNE.name:
+        return
+    for name in ("pretrained", "num_read", "retrieval_weight"):
+        if getattr(given, name) not in ("", None):
+            raise BadInputError(
+                f"expected a fine-tuned model with {name}, got {run.model_dir}, a run "
+                f"of {run.trained.stage}; leave {name} out"
+            )
+
+
 def models_of(run: RecordedRun, **numerics: str) -> ModelFactory:
     """Returns sizes and lengths of a run's models; see `described_models`."""
     with _settings_of_this_version(run):
@@ -205,15 +217,23 @@ def _find_pretrained(run: RecordedRun, given: str) -> RecordedRun | None:
 
 
 def ask_config(
-    run: str | RecordedRun, given: Overrides = Overrides(), **settings: Any
+    run: str | RecordedRun,
+    given: Overrides = Overrides(),
+    *,
+    option: str = "--corpus FOLDER",
+    **settings: Any,
 ) -> AskConfig:
     """Returns the configuration of `realm ask` for a run, with further settings of it.
 
-    It reads no arrays. `run` is as in `find_model`, or what that has found.
+    It reads no arrays. `run` is as in `find_model`, or what that has found, and
+    `option` as in `find_corpus`.
     """
     model = run if isinstance(run, RecordedRun) else find_model(run)
     corpus, differs = find_corpus(
-        model, given.corpus, allow_mismatch=given.allow_corpus_mismatch
+        model,
+        given.corpus,
+        allow_mismatch=given.allow_corpus_mismatch,
+        option=option,
     )
     finetuned = answering_config(model, given)
     found = _find_pretrained(model, given.pretrained)
@@ -247,33 +267,33 @@ def evaluate_config(
 
     Of the folder of a chain every finished stage is measured, and `note` is called with
     a sentence on each that is left out; of the model directory of fine-tuning that
-    model alone. The questions are those that the run recorded if none are given, and
-    the report is in RUN/evaluate if no output is. The other arguments are those of
-    `EvaluateConfig`.
+    model alone, or with the pre-training that is given or has to embed another corpus.
+    The questions are those that the run recorded if none are given, and the report is
+    in RUN/evaluate if no output is. The other arguments are those of `EvaluateConfig`.
     """
     model = find_model(run)
     corpus, differs = find_corpus(
         model, given.corpus, allow_mismatch=given.allow_corpus_mismatch
     )
     finetuned = answering_config(model, given)
-    began = _find_pretrained(model, given.pretrained)
-    pretrained = began if began and began.has_ended else None
+    found = _find_pretrained(model, given.pretrained)
     is_chain = os.path.normpath(run) != os.path.normpath(model.model_dir)
-    measured = pretrained if is_chain and pretrained else model
+    is_needed = given.pretrained or (differs and model.trained.model["shared"])
+    measured = model
+    if found and (is_needed or (is_chain and found.has_ended)):
+        measured = found
+    has_pretrained = measured is found
     warm_started = within(run, WARM_START.name) if is_chain else ""
     if warm_started and not _is_alike(warm_started, measured.trained, note):
         warm_started = ""
-    has_pretrained = measured is pretrained
     return EvaluateConfig(
         model_dir=output or within(run, EVALUATE.name),
         corpus=corpus,
-        questions=questions or _recorded_questions(model, pretrained),
+        questions=questions or _recorded_questions(model, found),
         finetuned=finetuned,
         models=models_of(measured),
         warm_started=warm_started,
-        pretrained=began.model_dir
-        if began and (has_pretrained or model.trained.model["shared"])
-        else "",
+        pretrained=measured.model_dir if has_pretrained else "",
         pretrained_checkpoint=model.trained.source_checkpoint,
         starting_point=starting_point,
         baselines=baselines,

@@ -210,9 +210,15 @@ def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> Report
     Raises:
       StoppedError: `stop` was set; nothing was written.
     """
-    evaluation = _Evaluation(config, report, stop)
-    data = evaluation.measure()
-    multihost.run_on_primary(lambda: write_report(data, config.model_dir))
+    data, predictions = _Evaluation(config, report, stop).measure()
+
+    def write() -> None:
+        store = open_store(config.model_dir)
+        for name, lines in predictions.items():
+            store.write(name, lines)
+        write_report(data, config.model_dir)
+
+    multihost.run_on_primary(write)
     return data
 
 
@@ -247,7 +253,8 @@ class _Evaluation:
         )
         self._done = 0
 
-    def measure(self) -> ReportData:
+    def measure(self) -> tuple[ReportData, dict[str, bytes]]:
+        """Returns what is reported, and the files of predictions that it lists."""
         config = self._config
         self._require_comparable()
         per_question: dict[str, Values] = {}
@@ -256,8 +263,8 @@ class _Evaluation:
             taught = self._open(config.warm_started, WARM_START.name)
         if config.starting_point:
             started = self._open_starting_point()
-        elif taught is not None and taught.is_taught:
-            started = taught.as_begun()
+        elif taught is not None and taught.has_learned_from_bm25:
+            started = taught.before_training()
         for label, model in (
             (comparisons.BEFORE_TRAINING, started),
             (comparisons.AFTER_WARM_START, taught),
@@ -290,24 +297,22 @@ class _Evaluation:
         by_baseline = self._same_reader(finetuned, answerer, answered)
         control, by_control = self._control(per_question)
         self._tick()
-        files = {
-            PREDICTIONS_NAME: self._write_predictions(
-                PREDICTIONS_NAME, finetuned, answered, per_question
-            )
+        predictions = {
+            PREDICTIONS_NAME: self._predictions(finetuned, answered, per_question)
         }
         if by_control:
             of_control = {comparisons.AFTER_FINETUNING: _scores(by_control[1])}
-            files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
-                CONTROL_PREDICTIONS_NAME, *by_control, of_control
+            predictions[CONTROL_PREDICTIONS_NAME] = self._predictions(
+                *by_control, of_control
             )
         for baseline, read in by_baseline.items():
             name = BASELINE_PREDICTIONS_NAME.format(baseline.value)
             measured = {comparisons.AFTER_FINETUNING: _reading(read)}
-            files[name] = self._write_predictions(name, finetuned, read, measured)
+            predictions[name] = self._predictions(finetuned, read, measured)
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
         }
-        return ReportData(
+        data = ReportData(
             run=self._describe_run(parameters),
             curves=read_curves(config.model_dirs),
             comparison=comparisons.compare(per_question, baselines),
@@ -335,8 +340,9 @@ class _Evaluation:
             calibration=calibrate(answered.probability, answered.exact_match > 0),
             overlaps=self._by_overlap(finetuned, answered, scores),
             recorded=self._recorded,
-            files=files,
+            files={name: FileRecord.of(lines) for name, lines in predictions.items()},
         )
+        return data, predictions
 
     def _require_few_blocks(self) -> None:
         limit, found = self._config.max_bm25_blocks, self._corpus.num_blocks
@@ -429,7 +435,7 @@ class _Evaluation:
             control = self._open_finetuned(
                 config.control_finetuned, began, "CONTROL_WARM_STARTED"
             )
-            control.require_began(self._corpus)
+            control.require_same_pretrained_run(self._corpus)
             answered = self._answer(self._answerer(control))
             by_control = control, answered
             without_realm[comparisons.AFTER_FINETUNING] = _scores(answered)
@@ -463,7 +469,7 @@ class _Evaluation:
 
     def _open_starting_point(self) -> FinishedRun:
         model = self._open(self._config.starting_point, WARM_START.name)
-        return model.as_begun() if model.is_taught else model
+        return model.before_training() if model.has_learned_from_bm25 else model
 
     def _wanted(self, models: ModelFactory | None = None) -> dict[str, Any]:
         """Returns what runs must be of; questions may have another padded length."""
@@ -495,7 +501,7 @@ class _Evaluation:
     def _open_finetuned(
         self,
         model_dir: str,
-        began_with: FinishedRun | None,
+        pretrained_run: FinishedRun | None,
         macro: str = "PRETRAINED",
     ) -> FinetunedModel:
         self._tick()
@@ -506,7 +512,7 @@ class _Evaluation:
             searcher=config.searcher,
             embed=config.embed,
             allow_corpus_mismatch=config.allow_corpus_mismatch,
-            began_with=began_with,
+            pretrained_run=pretrained_run,
             macro=macro,
             checkpoint=Which(config.finetuned_checkpoint),
         )
@@ -524,7 +530,7 @@ class _Evaluation:
     def _answerer(self, model: FinetunedModel) -> Answerer:
         index = model.index(self._corpus, self._stop)
         self._tick()
-        answerer = model.answerer(self._corpus, index)
+        answerer = model.corpus_search(self._corpus, index)
         reader = replicate(self._mesh, answerer.params["reader"])
         return dataclasses.replace(
             answerer, params={**answerer.params, "reader": reader}, mesh=self._mesh
@@ -535,23 +541,19 @@ class _Evaluation:
             answerer, self._questions.questions, recall_at=RECALL_AT
         )
 
-    def _write_predictions(
+    def _predictions(
         self,
-        name: str,
         model: FinetunedModel,
         answered: OpenQaEvaluation,
         measured: Mapping[str, Values],
-    ) -> FileRecord:
+    ) -> bytes:
         manifest = model.source(self._corpus).series.read_manifest(model.index_step)
         index = {
             "step": manifest.step,
             "attempt": manifest.attempt,
             "corpus_fingerprint": manifest.corpus_fingerprint,
         }
-        data = predictions_as_lines(answered.predictions, measured, index).encode()
-        store = open_store(self._config.model_dir)
-        multihost.run_on_primary(lambda: store.write(name, data))
-        return FileRecord.of(data)
+        return predictions_as_lines(answered.predictions, measured, index).encode()
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
         config, bert = self._config, self._retriever_config.bert

@@ -1,17 +1,20 @@
 """Opens the newest stage of a run to search its corpus, fine-tuned or not."""
 
+import dataclasses
+
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation import adapt_report
-from realm_jax.evaluation.ask import AskConfig, open_model
+from realm_jax.evaluation.ask import open_model
 from realm_jax.evaluation.comparisons import BEFORE_TRAINING
 from realm_jax.evaluation.loading import TrainedModel, open_finished
 from realm_jax.evaluation.recorded import (
     SEARCHED,
     Overrides,
-    answering_config,
+    ask_config,
     find_corpus,
     find_model,
     models_of,
+    require_fine_tuned,
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
@@ -30,20 +33,20 @@ class PretrainedRetriever(TrainedModel):
         recorded: RecordedRun,
         *,
         searcher: str = "",
-        checkpoint: str = "last",
-        as_begun: bool = False,
+        checkpoint: Which = Which.LAST,
+        before_training: bool = False,
     ) -> "PretrainedRetriever":
         """Reads the retriever of a finished run.
 
-        `searcher` is "device", exact and the default, or "scann"; `checkpoint` is
-        "last", or "best" by held-out utility. `as_begun` is `FinishedRun.as_begun`.
+        `searcher` is "device", exact and the default, or "scann"; the best checkpoint
+        is that by held-out utility. With `before_training` it is the encoder that a
+        warm start began with, see `FinishedRun.before_training`.
         """
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
-        require_one_of("CHECKPOINT", checkpoint, Which)
-        run = open_finished(recorded, recorded.trained.stage, {}, Which(checkpoint))
-        if as_begun:
-            run = run.as_begun()
+        run = open_finished(recorded, recorded.trained.stage, {}, checkpoint)
+        if before_training:
+            run = run.before_training()
         return cls(
             run=run,
             models=models_of(recorded),
@@ -73,43 +76,44 @@ def open_retriever(
     *,
     corpus: BlockStore | None = None,
     checkpoint: str = "last",
-    as_begun: bool = False,
+    before_training: bool = False,
+    embeds_documents: bool = False,
     option: str = "--corpus FOLDER",
 ) -> tuple[TrainedModel, BlockStore]:
     """Opens the newest stage of a run, and the corpus that it searches.
 
     The run is the folder of a chain, or a model directory, or open. Of a chain that
     `realm adapt` has measured it is the retriever that was chosen. `given.corpus` is
-    the directory of a corpus that is open. `checkpoint` is "last" or "best": of the run
-    that is opened, or, if that is fine-tuned, of the one it was fine-tuned from
-    (`given.pretrained`). `as_begun` is as in `PretrainedRetriever.open`, of a run that
-    is open. `option` says in messages how a corpus is given.
+    the directory of a corpus that is open.
+
+    Args:
+      checkpoint: "last" or "best", of a run that is not fine-tuned.
+      before_training: as in `PretrainedRetriever.open`, of a run that is open.
+      embeds_documents: whether `document_encoder` is needed, which for the corpus that
+        was trained on costs reading what fine-tuning began with.
+      option: how a corpus is given, in messages.
     """
+    require_one_of("CHECKPOINT", checkpoint, Which)
     recorded = run
     if not isinstance(recorded, RecordedRun):
-        recorded, as_begun = find_retriever(recorded)
-    place, differs = find_corpus(
-        recorded,
-        given.corpus,
-        allow_mismatch=given.allow_corpus_mismatch,
-        option=option,
-    )
+        recorded, before_training = find_retriever(recorded)
+    require_fine_tuned(recorded, given)
     if recorded.trained.stage != FINETUNE.name:
+        place, _ = find_corpus(
+            recorded,
+            given.corpus,
+            allow_mismatch=given.allow_corpus_mismatch,
+            option=option,
+        )
         model = PretrainedRetriever.open(
             recorded,
             searcher=given.searcher,
-            checkpoint=checkpoint,
-            as_begun=as_begun,
+            checkpoint=Which(checkpoint),
+            before_training=before_training,
         )
         return model, corpus or BlockStore.open(place)
-    finetuned = answering_config(recorded, given)
-    config = AskConfig(
-        corpus=place,
-        finetuned=finetuned,
-        pretrained=given.pretrained,
-        pretrained_checkpoint=checkpoint,
-        searcher=finetuned.searcher,
-        allow_corpus_mismatch=differs,
-    )
-    corpus = corpus or BlockStore.open(place)
+    config = ask_config(recorded, given, option=option)
+    if not (config.allow_corpus_mismatch or embeds_documents):
+        config = dataclasses.replace(config, pretrained=given.pretrained)
+    corpus = corpus or BlockStore.open(config.corpus)
     return open_model(config, corpus, recorded), corpus

@@ -31,6 +31,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.features import SENTENCE_ID, Example
 from realm_jax.data.questions import read_questions
+from realm_jax.data.store_files import PARTIAL
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import pack_arrays
 from realm_jax.prepare.corpus_tasks import CorpusTask, corpus_tasks, question_task
@@ -245,7 +246,9 @@ def write(
     )
 
 
-def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
+def examples_folder(
+    corpus: str | os.PathLike[str], task: str, split: str
+) -> pathlib.Path:
     """Returns the directory of the examples of a task and split."""
     return pathlib.Path(corpus) / "examples" / task / split
 
@@ -286,7 +289,8 @@ def require_no_other_splits(tasks: TaskSettings, task: str, splits: set[str]) ->
     """Requires that there are no examples of splits that a task no longer has."""
     folder = examples_folder(tasks.knowledge or tasks.corpus, task, "train").parent
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if others := sorted(there - splits):
+    unfinished = {name for name in there if name.endswith(PARTIAL)}
+    if others := sorted(there - unfinished - splits):
         raise BadInputError(
             f"expected the splits {', '.join(sorted(splits))} of {tasks.questions} in "
             f"{folder}, got {', '.join(others)} too, of other questions; to have them "

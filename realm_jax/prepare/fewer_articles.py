@@ -10,6 +10,7 @@ over the same articles.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -17,49 +18,38 @@ import random
 import sys
 from collections.abc import Sequence
 
-from realm_jax.data.documents import is_held_out
-from realm_jax.data.questions import describe_unknown_titles, read_questions
+from realm_jax.data.documents import Document, document_from_fields, is_held_out
+from realm_jax.data.questions import (
+    describe_unknown_titles,
+    read_questions,
+    records_of,
+)
 from realm_jax.data.words import normalise_title
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_json
 
 
-def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list[dict]:
-    """Returns the articles to keep.
+def choose(
+    documents: Sequence[Document], asked: set[str], drawn: int, seed: int
+) -> list[bool]:
+    """Returns whether each article is kept.
 
     Args:
       asked: titles of articles that are always kept, as `normalise_title` makes them.
     """
-    titles = [normalise_title(article["title"]) for article in articles]
-    others = [title for title in titles if title not in asked]
+    titles = [normalise_title(document.title) for document in documents]
+    others = [number for number, title in enumerate(titles) if title not in asked]
     random.Random(seed).shuffle(others)
-    kept = asked | set(others[:drawn])
+    chosen = set(others[:drawn])
     return [
-        article
-        for article, title in zip(articles, titles, strict=True)
-        if title in kept or is_held_out(article["id"])
+        titles[number] in asked or number in chosen or is_held_out(document.source_id)
+        for number, document in enumerate(documents)
     ]
-
-
-def _read(path: str) -> list[dict]:
-    try:
-        with open(path, encoding="utf-8") as lines:
-            articles = [parse_json(line) for line in lines]
-        if all({"id", "title"} <= set(article) for article in articles):
-            return articles
-        error = "an article has no id or no title"
-    except (OSError, ValueError, TypeError) as problem:
-        error = problem
-    raise BadInputError(
-        f"expected articles in {path}, one JSON object a line with id and title, but "
-        f"it cannot be read ({error}); name such a file"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("articles", help="JSON lines with id, title and text")
+    parser.add_argument("articles", help="JSON lines with title and text")
     parser.add_argument("questions", help="JSON lines with the title of an article")
     parser.add_argument("output", help="JSON lines to write")
     parser.add_argument("--drawn", type=int, required=True, help="other articles")
@@ -68,13 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if flags.drawn < 0:
             raise BadInputError(f"expected --drawn of at least 0, got {flags.drawn}")
-        articles = _read(flags.articles)
+        records = list(records_of(flags.articles))
+        documents = [
+            document_from_fields(record, f"{flags.articles}:{number}")
+            for number, record in records
+        ]
         questions = read_questions(flags.questions)
     except BadInputError as error:
         print(error, file=sys.stderr)
         return 2
     asked = {normalise_title(q.title) for q in questions if q.title is not None}
-    kept = choose(articles, asked, flags.drawn, flags.seed)
+    is_kept = choose(documents, asked, flags.drawn, flags.seed)
+    kept = [record for _, record in itertools.compress(records, is_kept)]
     output = pathlib.Path(flags.output)
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     lines = (json.dumps(article, ensure_ascii=False) + "\n" for article in kept)
@@ -84,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"expected to write {output}: {error}", file=sys.stderr)
         return 2
-    print(f"{len(kept)} of {len(articles)} articles")
-    titles = {normalise_title(article["title"]) for article in articles}
+    print(f"{len(kept)} of {len(records)} articles")
+    titles = {normalise_title(document.title) for document in documents}
     if unknown := describe_unknown_titles(questions, titles):
         print(unknown)
     return 0

@@ -6,7 +6,6 @@ Importing this module imports TensorFlow.
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from realm_jax.data.features import pieces_of_span
 from realm_jax.data.wordpiece import MASK, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import seqio_tasks
+from realm_jax.prepare.examples import examples_folder
 from realm_jax.prepare.seqio_tasks import BlockSource
 from realm_jax.prepare.text_sample import MASKS
 
@@ -28,7 +28,6 @@ Mark = Callable[[str], str]
 # The split of a block depends on its text, and reading all texts of Wikipedia takes
 # minutes.
 _MAX_COUNTED_BLOCKS = 1 << 20
-_EXAMPLES = "examples"
 
 
 class Summary(NamedTuple):
@@ -159,7 +158,7 @@ def _block_count(source: BlockSource, split: str) -> str:
 def _materialised(
     store: BlockStore, task: str, split: str = "train"
 ) -> Examples | None:
-    folder = Path(store.directory) / _EXAMPLES / task / split
+    folder = examples_folder(store.directory, task, split)
     return Examples.open(folder) if folder.exists() else None
 
 

@@ -125,12 +125,16 @@ class PrepareConfig:
         ranges.require_ranges(
             self,
             corpus=ranges.LOCAL_FOLDER,
+            name=ranges.TEXT,
             vocabulary_size=ranges.whole(1),
             chunk_length=ranges.whole(4),
             query_length=ranges.whole(3),
             inverse_cloze_query_length=ranges.whole(3),
             max_masks=ranges.whole(1),
             validation_fraction=ranges.SHARE,
+            examples=ranges.TEXTS,
+            more_tasks=ranges.TEXTS,
+            modules=ranges.TEXTS,
             seed=ranges.SEED,
             part_bytes=ranges.whole(1),
         )
@@ -145,7 +149,7 @@ def run(
     """Makes the missing parts of the corpus and its examples."""
     stop = stop or threading.Event()
     # Cheap checks come before hours of work.
-    _require_task_name(config.name)
+    require_task_name(config.name)
     wanted = _wanted_examples(config)
     if config.source:
         store = prepare_blocks(_blocks_config(config), report, stop, workers)
@@ -166,11 +170,12 @@ def run(
     return store
 
 
-def _require_task_name(name: str) -> None:
+def require_task_name(name: str) -> None:
+    """Requires a name that tasks can begin with."""
     if not re.fullmatch(r"\w+", name, re.ASCII):
         raise BadInputError(
-            f"expected a NAME of letters, digits and underscores, got {name!r}; the "
-            "SeqIO tasks are named after it"
+            "expected a NAME of ASCII letters, digits and underscores, got "
+            f"{name!r}; the SeqIO tasks are named after it"
         )
 
 
@@ -258,11 +263,6 @@ def _wanted_suffixes(config: PrepareConfig) -> list[str]:
     usual = [] if config.knowledge else ["ict"]
     usual += ["salient"] + (["questions"] if config.questions else [])
     known = [*usual, *_OTHER_MASKS]
-    if config.examples and isinstance(config.examples, str):
-        raise BadInputError(
-            f"expected EXAMPLES to be a list of {', '.join(known)}, got "
-            f"{config.examples!r}; write it in brackets"
-        )
     asked = [name.removeprefix(f"{config.name}_") for name in config.examples]
     for name, suffix in zip(config.examples, asked, strict=True):
         if suffix not in known:

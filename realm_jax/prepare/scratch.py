@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from realm_jax import ranges
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.storage import Store, open_store
 
@@ -36,6 +37,13 @@ class Workers:
     count: int = 0
     beam_flags: Sequence[str] = ()
     max_bad_lines: int = 0
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            count=ranges.whole(0)._replace(advice="correct --workers"),
+            max_bad_lines=ranges.whole(0)._replace(advice="correct --max_bad_lines"),
+        )
 
 
 ALL_CORES = Workers()

@@ -16,7 +16,10 @@ from realm_jax.data.salient_spans import RuleTagger, Span
 from realm_jax.data.terms import TermTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.prepare.documents.files import is_compressed
+from realm_jax.prepare.documents.lines import LineSource
 from realm_jax.prepare.documents.open import open_source
+from realm_jax.prepare.documents.source import SHARD_BYTES, Shard
 
 MASKS = ("salient", "terms", "random_spans", "random_tokens")
 """Tasks of masked sentences, in the order in which they are preferred."""
@@ -55,13 +58,15 @@ class TextSample:
         opened = open_source(source)
         shards = opened.shards()
         sampled = shards[:_SAMPLED_SHARDS]
+        if isinstance(opened, LineSource):
+            sampled = [_beginning(shard) for shard in sampled]
         documents = []
         for record in itertools.chain.from_iterable(map(opened.read, sampled)):
             if stop.is_set():
                 raise StoppedError("stopped; nothing was written")
             if isinstance(record, Document):
                 documents.append(record)
-        return cls(documents, len(shards) / max(len(sampled), 1))
+        return cls(documents, _size(shards) / max(_size(sampled), 1))
 
     def fit(self, vocabulary: WordPiece) -> "VocabularyFit":
         """Returns how well a vocabulary fits the text."""
@@ -81,6 +86,21 @@ class TextSample:
             spelled=spelled / max(words.total(), 1),
             characters_per_piece=max(sum(map(len, texts)), 1) / max(count, 1),
         )
+
+
+def _beginning(shard: Shard) -> Shard:
+    """Returns a shard without the ends of large compressed files, which are not cut."""
+    pieces = (
+        dataclasses.replace(piece, stop=min(piece.stop, SHARD_BYTES))
+        if is_compressed(piece.path)
+        else piece
+        for piece in shard.pieces
+    )
+    return Shard(tuple(pieces))
+
+
+def _size(shards: Sequence[Shard]) -> int:
+    return sum(piece.size for shard in shards for piece in shard.pieces)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,17 +23,10 @@ from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.embed import local_mesh, place_locally
 from realm_jax.run_record import Attempt
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.candidate_search import HostSearch
 from realm_jax.training.finetune import FinetuneConfig, QuestionInputs
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.lease import Lease
 from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.refresh import (
-    Refresher,
-    RefreshMode,
-    StalenessBound,
-    WhenStale,
-)
 from realm_jax.training.stage import StageParts
 from realm_jax.training.stage_config import UpdateShapes
 from realm_jax.training.state import TrainState
@@ -239,29 +232,12 @@ class _Sentences(_Inputs):
     def __init__(self, run: T5XStage, config: PretrainConfig):
         self._run = run
         self._examples = run.open_examples(config.task, "train")
-        self._search = HostSearch(
-            retriever=run.retriever_config,
-            corpus=run.corpus,
-            lengths=config.models.lengths,
-            num_candidates=config.num_candidates,
-            mesh=run.mesh,
-            batch_size=run.local_batch_size,
-            ahead=config.search_ahead,
-            stopwatch=run.stopwatch,
-            own_block=config.own_block,
-        )
+        local = dataclasses.replace(config, batch_size=run.local_batch_size)
+        self._search = pretrain.host_search(run, local)
         source = run.index_source(config.searcher, config.embed, config.device)
         step, patience = int(run.state.step), config.builder_patience_seconds
         self._client = IndexClient(source, run.stop, patience, step, run._lease)
-        self._refresher = Refresher(
-            RefreshMode(config.refresh_mode),
-            config.refresh_period,
-            self._client,
-            wait_seconds=config.wait_seconds,
-            bound=StalenessBound(
-                config.max_staleness_steps, WhenStale(config.when_stale)
-            ),
-        )
+        self._refresher = pretrain.make_refresher(run, config, self._client)
         # Every index of this directory up to the step is of this run.
         saved = [found for found in source.series.steps() if found <= step]
         newest = multihost.from_first(max(saved, default=None))

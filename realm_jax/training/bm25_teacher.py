@@ -39,6 +39,9 @@ TAUGHT_BLOCKS = 256
 PSEUDO_QUERY_LENGTH = 40
 """Wordpieces of `[CLS] x [SEP]` at most; people ask for things in fewer."""
 
+MAX_BLOCKS = 500_000
+"""Blocks of a corpus, whose words and embeddings are all in memory."""
+
 NUM_DRAWS = 3
 """Random numbers that a pseudo-query takes."""
 
@@ -73,6 +76,12 @@ class BM25Teacher:
         self._stage = stage
         self._pairs = pairs
         self._weight = weight
+        if stage.corpus.num_blocks > MAX_BLOCKS:
+            raise BadInputError(
+                f"expected at most {MAX_BLOCKS:,} blocks in {stage.corpus.directory} "
+                f"with BM25_WEIGHT, got {stage.corpus.num_blocks:,}, whose words would "
+                "all be held in memory; give less text, or set BM25_WEIGHT=0"
+            )
         _require_alike(stage)
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         hashes = stage.corpus.content_hashes

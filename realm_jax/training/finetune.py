@@ -344,7 +344,7 @@ def run(
 ) -> bool:
     """Trains from the latest checkpoint; returns whether all updates are done."""
     # Not required of every configuration: evaluate.gin and ask.gin make one without.
-    ranges.require_ranges(config, task=ranges.TEXT)
+    ranges.require_ranges(config, task=ranges.TEXT, train_steps=ranges.whole(1))
     # First, so that questions that cannot be used leave nothing behind.
     questions = multihost.run_on_all(
         lambda: read_dev_questions(

@@ -134,12 +134,6 @@ class HeldOutQuestions:
             max_answer_length=MAX_ANSWER_LENGTH,
         )["question_ids"]
 
-    def recall(
-        self, config: RetrieverConfig, params: PyTree, searcher: Searcher, k: int
-    ) -> Float[np.ndarray, " question"]:
-        """Returns 1.0 for questions with a relevant block in the first k, else 0.0."""
-        return self.recalls(config, params, searcher, [k])[k]
-
     def recalls(
         self,
         config: RetrieverConfig,
@@ -147,7 +141,7 @@ class HeldOutQuestions:
         searcher: Searcher,
         recall_at: Sequence[int],
     ) -> dict[int, Float[np.ndarray, " question"]]:
-        """Returns `recall` for each of several k, of one search."""
+        """Returns by k 1.0 for questions with a relevant block in k, else 0.0."""
         found = search_questions(config, params, searcher, self.ids, max(recall_at))
         ids = np.asarray(found.ids)
         relevant = relevant_blocks(self._corpus, self.questions, among=ids)
@@ -229,8 +223,8 @@ class IndexMetrics:
         """Measures the recall of held-out questions, if there are any."""
         if self._questions is None:
             return
-        recall = self._questions.recall(self._config, params, searcher, k=5)
-        self._measured["recall_at_5"] = float(recall.mean())
+        recalls = self._questions.recalls(self._config, params, searcher, [5])
+        self._measured["recall_at_5"] = float(recalls[5].mean())
         # Warns of a collapse early; the report would show it only after the run.
         for finding in health(read_curves([self._model_dir])):
             if finding.level is Level.ALARM and multihost.is_first():

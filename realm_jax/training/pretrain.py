@@ -56,7 +56,7 @@ from realm_jax.training.refresh import (
     blocking_rebuilds,
 )
 from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
-from realm_jax.training.stage import Report, Stage
+from realm_jax.training.stage import Report, Stage, StageParts
 from realm_jax.training.stage_config import (
     SOME_PIECES,
     IndexUse,
@@ -238,6 +238,8 @@ def run(
     Raises:
       NotReadyError: the index builder has not made one in time.
     """
+    # Without an update nothing is saved.
+    ranges.require_ranges(config, train_steps=ranges.whole(1))
     stage = Stage(
         config.stage.name,
         config,
@@ -305,6 +307,35 @@ def make_loss(
     return RenewingLoss(*retrieving, renewal=renewal)
 
 
+def host_search(stage: StageParts[Any], config: PretrainConfig) -> HostSearch:
+    """Returns the search of a run whose updates are given their candidates."""
+    return HostSearch(
+        retriever=stage.retriever_config,
+        corpus=stage.corpus,
+        lengths=config.models.lengths,
+        num_candidates=config.num_candidates,
+        mesh=stage.mesh,
+        batch_size=config.batch_size,
+        ahead=config.search_ahead,
+        stopwatch=stage.stopwatch,
+        own_block=config.own_block,
+    )
+
+
+def make_refresher(
+    stage: StageParts[Any], config: PretrainConfig, client: IndexClient
+) -> Refresher:
+    """Returns what keeps the index of a run fresh, still to be started."""
+    return Refresher(
+        RefreshMode(config.refresh_mode),
+        config.refresh_period,
+        client,
+        wait_seconds=config.wait_seconds,
+        bound=StalenessBound(config.max_staleness_steps, WhenStale(config.when_stale)),
+        slices=(stage.mesh.size, config.embed.batch_size, config.refresh_period),
+    )
+
+
 def update_shapes(
     config: PretrainConfig, retriever: Retriever, corpus: CorpusSize, mesh: Mesh
 ) -> UpdateShapes:
@@ -362,24 +393,13 @@ class _Pretraining:
             num_joined=num_packed,
             num_queries=config.batch_size,
         )
-        lengths = config.models.lengths
-        layout = DocumentLayout.of(lengths, stage.corpus.vocabulary)
+        layout = DocumentLayout.of(config.models.lengths, stage.corpus.vocabulary)
         of_models = (stage.retriever, stage.reader)
         self._loss = make_loss(config, *of_models, layout, stage.mesh, packing)
         self._find_candidates: DeviceSearch | HostSearch = (
             DeviceSearch(stage.corpus, layout, stage.mesh, config.own_block)
             if config.searcher == "device"
-            else HostSearch(
-                retriever=stage.retriever_config,
-                corpus=stage.corpus,
-                lengths=lengths,
-                num_candidates=config.num_candidates,
-                mesh=stage.mesh,
-                batch_size=config.batch_size,
-                ahead=config.search_ahead,
-                stopwatch=stage.stopwatch,
-                own_block=config.own_block,
-            )
+            else host_search(stage, config)
         )
         self._metrics = make_index_metrics(
             stage,
@@ -391,16 +411,7 @@ class _Pretraining:
             require_spans=config.requires_held_out,
         )
         self._kept = KeptCheckpoints(stage.model_store)
-        self._refresher = Refresher(
-            RefreshMode(config.refresh_mode),
-            config.refresh_period,
-            client,
-            wait_seconds=config.wait_seconds,
-            bound=StalenessBound(
-                config.max_staleness_steps, WhenStale(config.when_stale)
-            ),
-            slices=(stage.mesh.size, config.embed.batch_size, config.refresh_period),
-        )
+        self._refresher = make_refresher(stage, config, client)
 
     def train(self, stop: threading.Event) -> None:
         """Trains until the last update or a stop: the loop of pre-training.

@@ -19,7 +19,6 @@ from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.pretraining import Evidence, Objective
 from realm_jax.objectives.retrieval import Normalization
 from realm_jax.training.packed_updates import (
-    UNPACKED,
     PackedLengths,
     Sequences,
     compute_packed,
@@ -138,13 +137,6 @@ class PretrainLoss(Loss):
         metrics |= {name: mean_of(*sums) for name, sums in of_objective.items()}
         return loss, (metrics, evidence.document_embeddings)
 
-    def likelihood(
-        self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
-    ) -> tuple[masked_lm.MaskedLikelihood, Array]:
-        """Returns the likelihoods and log p(z|x); a `key` of None disables dropout."""
-        evidence = self._forward(UNPACKED, params, inputs, key)
-        return evidence.likelihood, evidence.log_retrieval
-
     def _padding_share(self, lengths: PackedLengths, inputs: PretrainInputs) -> Average:
         """Returns the share of padding among the positions that models compute."""
         query_ids, candidates = inputs.batch.query_ids, inputs.candidates
@@ -158,7 +150,7 @@ class PretrainLoss(Loss):
         packing: PackedLengths,
         params: PyTree,
         inputs: PretrainInputs,
-        key: jax.Array | None,
+        key: jax.Array,
     ) -> Evidence:
         batch, candidates = inputs.batch, inputs.candidates
         queries, documents, reading = split_key(key, 3)

@@ -62,10 +62,6 @@ class StalenessBound:
     action: WhenStale = WhenStale.WAIT
 
 
-ANY_AGE = StalenessBound()
-"""No bound."""
-
-
 # In a checkpoint's details: those of `Slices`.
 _SLICES = "rolling_slices"
 
@@ -110,7 +106,7 @@ class Refresher:
         client: IndexClient,
         *,
         wait_seconds: float,
-        bound: StalenessBound = ANY_AGE,
+        bound: StalenessBound | None = None,
         slices: tuple[int, ...] = (),
     ):
         if period < 1:
@@ -118,10 +114,12 @@ class Refresher:
                 f"expected a REFRESH_PERIOD of at least 1 step, got {period}; to keep "
                 'the first index set REFRESH_MODE="off"'
             )
-        if bound.max_steps is not None and bound.max_steps < period:
+        bound = bound or StalenessBound()
+        most = bound.max_steps if mode is RefreshMode.ASYNC else None
+        if most is not None and most < period:
             raise BadInputError(
                 f"expected MAX_STALENESS_STEPS of at least REFRESH_PERIOD ({period}), "
-                f"got {bound.max_steps}; no index could ever be young enough"
+                f"got {most}; no index could ever be young enough"
             )
         self._mode = mode
         self._bound = bound

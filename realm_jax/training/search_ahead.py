@@ -162,23 +162,13 @@ class SearchAhead(Generic[BatchT, InputsT]):
         return self._gather(batch, neighbours), neighbours
 
 
-def search_local(
-    searcher: Searcher,
-    queries: Float[jax.Array, "batch projection"],
-    k: int,
-    mesh: Mesh,
-) -> Neighbours:
-    """Returns the neighbours of this process's rows of the queries, on the host."""
-    return start_search(searcher, queries, k, mesh)()
-
-
 def start_search(
     searcher: Searcher,
     queries: Float[jax.Array, "batch projection"],
     k: int,
     mesh: Mesh,
 ) -> Callable[[], Neighbours]:
-    """Returns a function that waits for the search of `search_local`.
+    """Returns a function that waits for neighbours of this process's rows, on the host.
 
     What the devices search is dispatched before it returns; what the host searches is
     searched when the function is called, in any thread.

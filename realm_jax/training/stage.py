@@ -86,6 +86,8 @@ class StageParts(Generic[ReaderT]):
     ):
         self.config = config
         self.report = report
+        self.mesh = mesh
+        config.require_divisible(placement.num_parts(mesh))
         # Each host reads its own copy; a damaged one ends all processes.
         self.corpus = multihost.run_on_all(
             lambda: BlockStore.open(config.corpus, verify=config.verify_files)
@@ -97,7 +99,6 @@ class StageParts(Generic[ReaderT]):
         )
         self.retriever = Retriever(self.retriever_config)
         self.reader = make_reader(self.retriever_config.bert)
-        self.mesh = mesh
         self.stopwatch = Stopwatch()
 
     def index_source(
@@ -127,17 +128,22 @@ class StageParts(Generic[ReaderT]):
     ) -> Examples:
         """Opens CORPUS/examples/TASK/SPLIT, made from this very corpus if `of_corpus`.
 
-        Questions are only in its vocabulary.
+        Questions are only in its vocabulary. Masked sentences have to fit into a query.
         """
-        return multihost.run_on_all(
-            lambda: open_examples(
+
+        def open_fitting() -> Examples:
+            examples = open_examples(
                 self.corpus,
                 task,
                 split,
                 of_corpus=of_corpus,
                 verify=self.config.verify_files,
             )
-        )
+            if "mask_ids" in examples.specs:
+                _require_fitting(examples, self.config.models.lengths.query)
+            return examples
+
+        return multihost.run_on_all(open_fitting)
 
     def batch(
         self,
@@ -151,23 +157,12 @@ class StageParts(Generic[ReaderT]):
         """
         config = self.config
         size = batch_size or config.batch_size
-        self.require_divisible(size)
         spans = Spans(config.spans)
         rows = examples.step_rows(step, batch_size=size, seed=config.seed, spans=spans)
         rows = rows[self._own_rows(size)]
         if spans is Spans.TOGETHER:
             return examples.together(rows)
         return examples.batch(rows)
-
-    def require_divisible(self, batch_size: int) -> None:
-        """Requires that the batch splits evenly over microbatches and devices."""
-        parts = self.config.microbatches
-        if parts < 1 or batch_size % parts:
-            raise BadInputError(
-                f"expected a batch size that microbatches ({parts}) divides, got "
-                f"{batch_size}; change one of them"
-            )
-        placement.local_rows(self.mesh, batch_size // parts)
 
     def packed_lengths(
         self,
@@ -248,7 +243,6 @@ class Stage(StageParts[ReaderT]):
         self._optimizer = make_optimizer(of_optimizer, frozen)
         self.learning_rate = learning_rate_schedule(of_optimizer)
         partitioning.require_models_split(self.mesh, self.retriever_config.bert)
-        self.require_divisible(config.batch_size)
         self._attempt = attempt or Attempt(config.stage.command, config)
         self._trained = self.describe()
         self._check_resumable()
@@ -284,7 +278,7 @@ class Stage(StageParts[ReaderT]):
             self._optimizer,
             self._frozen,
             skip_nonfinite=self.config.skip_nonfinite_updates > 0,
-            in_two=self.mesh.devices.flat[0].platform == "cpu",
+            separate_gradient_and_update=self.mesh.devices.flat[0].platform == "cpu",
         )
 
     def save(self, more_details: CheckpointDetails = dict) -> None:
@@ -376,6 +370,17 @@ def _describe_packing(lengths: PackedLengths | None) -> str:
         if length is not None
     ]
     return f"two sequences share a row of {' or '.join(rows)}, where they fit"
+
+
+def _require_fitting(examples: Examples, query_length: int) -> None:
+    # Cut like questions, a sentence could lose its mask.
+    (length,) = examples.specs["query_ids"].shape
+    if length > query_length:
+        raise BadInputError(
+            f"expected QUERY_LENGTH of at least {length}, with which the sentences in "
+            f"{examples.directory} were prepared, got {query_length}; raise it, or "
+            "prepare them again with a shorter one"
+        )
 
 
 def open_examples(

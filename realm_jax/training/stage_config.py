@@ -164,6 +164,21 @@ class StageConfig:
         return self.batch_size
 
     @property
+    def batch_sizes(self) -> Mapping[str, int]:
+        """Examples of an update, by the macro that sets their number."""
+        return {"BATCH_SIZE": self.batch_size}
+
+    def require_divisible(self, shards: int) -> None:
+        """Requires that batches split evenly over microbatches and parts of a mesh."""
+        for name, size in self.batch_sizes.items():
+            if size % (shards * self.microbatches):
+                raise BadInputError(
+                    f"expected {name} that {shards} (data x fsdp of the mesh) times "
+                    f"{self.microbatches} (MICROBATCHES) divides, got {size}; change "
+                    "one of them"
+                )
+
+    @property
     def tasks(self) -> Sequence[str]:
         """Names of the tasks whose examples are read."""
         return [self.task] if self.task else []

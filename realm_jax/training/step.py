@@ -87,7 +87,7 @@ def make_step(
     optimizer: optax.GradientTransformation,
     frozen: tuple[str, ...] = (),
     skip_nonfinite: bool = False,
-    in_two: bool = False,
+    separate_gradient_and_update: bool = False,
 ) -> Step:
     """Returns the jitted step(state, inputs) -> state, metrics.
 
@@ -99,10 +99,10 @@ def make_step(
       skip_nonfinite: whether an update whose loss or gradient is not finite leaves
         parameters and optimizer state as they are. It is counted as a step, and its
         metrics are left out of the means, but for `SKIPPED_UPDATES`.
-      in_two: whether gradient and update are programs of their own. On a CPU each call
-        of a program asks for its scratch memory anew, and the kernel zeroes what is
-        larger than the allocator keeps (docs/benchmarks.md, "The allocator"). The step
-        then has no `lower`, and an index in the state is not donated.
+      separate_gradient_and_update: whether each is a program of its own. On a CPU
+        each call of a program asks for its scratch memory anew, and the kernel zeroes
+        what is larger than the allocator keeps (docs/benchmarks.md, "The allocator").
+        The step then has no `lower`, and an index in the state is not donated.
     """
 
     def of_trained(params: PyTree, state: TrainState, inputs: Any):
@@ -124,9 +124,9 @@ def make_step(
         updated, metrics = update(state.replace(index=None), gradient, metrics)
         return updated.replace(index=index), metrics
 
-    if not in_two:
+    if not separate_gradient_and_update:
         return jax.jit(step, donate_argnums=0)
-    # By these names `step` calls them from now on.
+    # Rebinds the names, so that `step` calls the jitted versions.
     differentiate, update = jax.jit(differentiate), jax.jit(update, donate_argnums=0)
     return step
 

@@ -9,7 +9,7 @@ instead (`bm25_teacher.py`).
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int
 from realm_jax import ranges
 from realm_jax.data.answer_spans import answer_spans
 from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.data.examples import Examples
 from realm_jax.data.inverse_cloze import inverse_cloze_specs
 from realm_jax.data.masking import pretrain_specs
 from realm_jax.data.words import continues_word
@@ -47,7 +48,7 @@ from realm_jax.training.reader_documents import (
     draw_kinds,
     masked_answers,
 )
-from realm_jax.training.search_ahead import search_local
+from realm_jax.training.search_ahead import start_search
 from realm_jax.training.stage import Report, Stage
 from realm_jax.training.stage_config import (
     IndexUse,
@@ -181,6 +182,14 @@ class WarmStartConfig(StageConfig):
             )
 
     @property
+    def batch_sizes(self) -> Mapping[str, int]:
+        """See `StageConfig`; a model that is not trained has none."""
+        sizes = dict(super().batch_sizes) if self.pairs_task else {}
+        if self.task:
+            sizes["READER_BATCH_SIZE"] = self.reader_batch_size
+        return sizes
+
+    @property
     def tasks(self) -> Sequence[str]:
         """Names of the tasks whose examples are read."""
         return [name for name in (self.task, self.pairs_task) if name]
@@ -257,15 +266,19 @@ def run(
             if stage.details is None:
                 stage.save()
             return True
-        pairs = None
+        pairs = sentences = None
         if config.pairs_task:
             pairs = stage.open_examples(config.pairs_task, "train")
+        if config.task:
+            sentences = _open_sentences(stage, config)
         teacher = None
         if pairs is not None and config.bm25_weight:
             weight, embed = config.bm25_weight, config.embed
             teacher = BM25Teacher(stage, pairs, weight, embed, stop)
-        reading = _Reading(stage, config, stop) if config.task else None
-        queries = reading.sentences if reading is not None else pairs
+        reading = None
+        if sentences is not None:
+            reading = _Reading(stage, config, sentences, stop)
+        queries = pairs if sentences is None else sentences
         assert queries is not None
         packing = stage.packed_lengths(
             queries.features["query_ids"],
@@ -347,6 +360,19 @@ def update_shapes(
     return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
 
 
+def _open_sentences(stage: Stage[Any], config: WarmStartConfig) -> Examples:
+    """Opens the masked sentences; where own blocks are read, they are of the corpus."""
+    sentences = stage.open_examples(config.task, "train")
+    sources = sentences.features["source_block"][:1]
+    if config.mixture.reads_own and (sources < 0).any():
+        raise BadInputError(
+            f"expected sentences taken from the blocks of {config.corpus}, but "
+            f"task {config.task!r} has none; the reader's warm start reads a "
+            "sentence together with its own block"
+        )
+    return sentences
+
+
 class _Reading:
     """Joins the masked sentences of a step with the documents of the mixture."""
 
@@ -354,19 +380,13 @@ class _Reading:
         self,
         stage: Stage[KnowledgeEncoder],
         config: WarmStartConfig,
+        sentences: Examples,
         stop: threading.Event,
     ):
         self._stage = stage
         self._config = config
+        self._sentences = sentences
         self._continues_word = continues_word(stage.corpus.vocabulary.pieces)
-        self.sentences = stage.open_examples(config.task, "train")
-        sources = self.sentences.features["source_block"][:1]
-        if config.mixture.reads_own and (sources < 0).any():
-            raise BadInputError(
-                f"expected sentences taken from the blocks of {config.corpus}, but "
-                f"task {config.task!r} has none; the reader's warm start reads a "
-                "sentence together with its own block"
-            )
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._index = None
         if config.reads_retrieved:
@@ -381,7 +401,7 @@ class _Reading:
     def at(self, step: int, state: TrainState) -> ReaderInputs:
         stage, config = self._stage, self._config
         size = config.reader_batch_size
-        batch = PretrainBatch(**stage.batch(self.sentences, step, size))
+        batch = PretrainBatch(**stage.batch(self._sentences, step, size))
         rows = local_rows(stage.mesh, size)
         kinds = draw_kinds(config.mixture.shares, config.seed, step, size)[rows]
         block_ids = np.where(
@@ -437,8 +457,8 @@ class _Reading:
         stage.stopwatch.wait_for(queries)
         with stage.stopwatch.part(Part.SEARCH):
             wanted = self._config.mixture.num_retrieved
-            found = search_local(index.searcher, queries, wanted, stage.mesh)
-            return np.asarray(found.ids)
+            search = start_search(index.searcher, queries, wanted, stage.mesh)
+            return np.asarray(search().ids)
 
     def _choose(
         self,

@@ -127,16 +127,16 @@ def _tensors(path: pathlib.Path) -> dict[str, Tensor]:
     if path.name == FLAX_FILE:
         return _from_flax(flax.serialization.msgpack_restore(path.read_bytes()))
     read = safetensors if path.name.startswith(SAFETENSORS_FILE) else torch_tensors
-    if not path.name.endswith(_INDEX):
-        return dict(read(path))
     found = {}
-    for part in _parts(path):
+    for part in weights_parts(path):
         found |= read(part)
     return found
 
 
-def _parts(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that an index names, each in its own folder."""
+def weights_parts(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that an index names, each in its own folder; or the file."""
+    if not path.name.endswith(_INDEX):
+        return [path]
     if os.path.getsize(path) > _LARGEST_INDEX:
         raise DamagedWeightsError("it is too long for a list of files")
     names = set(parse_json(path.read_bytes())["weight_map"].values())

@@ -1,7 +1,7 @@
 """Loads a tagger from a BERT token classifier saved by `transformers`.
 
-The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors or
-flax_model.msgpack, and optionally tokenizer_config.json or tokenizer.json. The paper's
+The folder holds config.json (a BERT, with `id2label`), vocab.txt, weights in a format
+of `tensors.py`, and optionally tokenizer_config.json or tokenizer.json. The paper's
 tagger is such a model: BERT trained on CoNLL-2003 (§3.4).
 
 Its labels are those of CoNLL-2003 (BIO): `B-PER` begins a name of type PER, `I-PER`
@@ -36,7 +36,13 @@ from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.types import Array
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights import bert_tensors
-from realm_jax.weights.tensors import FLAX_FILE, SAFETENSORS_FILE, read_tensors
+from realm_jax.weights.tensors import (
+    FLAX_FILE,
+    SAFETENSORS_FILE,
+    read_tensors,
+    weights_file,
+    weights_parts,
+)
 
 VOCABULARY_FILE = "vocab.txt"
 _CLASSIFIER = ("classifier.weight", "classifier.bias")
@@ -233,25 +239,18 @@ def _encoder_params(
     tensors: dict[str, np.ndarray], config: BertConfig
 ) -> tuple[PyTree, list[str]]:
     """Returns the encoder's parameters, and the problems with its tensors."""
-    params, problems, used = {}, [], set()
-    for name, shape in bert_tensors.expected_shapes(config).items():
-        sources = bert_tensors.sources_of(name, config.num_layers)
-        used |= set(sources)
-        missing = [source for source in sources if source not in tensors]
-        if missing and name.startswith("pooler/"):
-            # Token classification needs no pooler, and `transformers` leaves it out.
-            params[name] = np.zeros(shape, np.float32)
-        elif missing:
-            problems.append(f"{missing[0]} is missing")
-        else:
-            found = [tensors[source] for source in sources]
-            try:
-                params[name] = bert_tensors.to_parameter(name, found, shape)
-            except ValueError:
-                problems.append(f"{sources[0]} has shape {found[0].shape}")
-    unknown = sorted(set(tensors) - used - {"embeddings.position_ids"})
-    problems += [f"{name} is not known" for name in unknown]
-    return flax.traverse_util.unflatten_dict(params, sep="/"), problems
+    shapes = bert_tensors.expected_shapes(config)
+    sources = {
+        name: bert_tensors.sources_of(name, config.num_layers) for name in shapes
+    }
+    known = {"embeddings.position_ids"}.union(*sources.values())
+    # Token classification needs no pooler, and `transformers` leaves it out.
+    if not any(name.startswith("pooler.") for name in tensors):
+        sources = {k: v for k, v in sources.items() if not k.startswith("pooler/")}
+    params, problems = bert_tensors.flat_parameters(tensors, sources, shapes)
+    problems += [f"{name} is not known" for name in sorted(set(tensors) - known)]
+    tree = flax.traverse_util.unflatten_dict(params, sep="/")
+    return {"pooler": bert_tensors.zero_pooler(config)} | tree, problems
 
 
 def _fingerprint(folder: str | pathlib.Path) -> str:
@@ -259,8 +258,11 @@ def _fingerprint(folder: str | pathlib.Path) -> str:
     digest = hashlib.sha256()
     paths = [pathlib.Path(folder) / name for name in _FILES]
     settings_file, _ = read_settings(folder)
-    if settings_file is not None and settings_file not in paths:
-        paths.append(settings_file)
+    weights = weights_file(folder)
+    read = [settings_file] if settings_file else []
+    read += weights_parts(weights) if weights else []
+    # The order is that of the names that corpora already have.
+    paths += [path for path in read if path not in paths]
     for path in paths:
         if path.exists():
             with path.open("rb") as file:

@@ -279,9 +279,9 @@ def test_the_chosen_one_is_opened_as_long_as_it_is_of_this_chain(chain, caplog):
     report = adapt._measured(chain, JUDGED, threading.Event())
     for chosen, stage in adapt_report.STAGES_OF.items():
         adapt_report.write_report(chain.root, report | {"exported": chosen})
-        found, as_begun = find_retriever(chain.root)
+        found, is_before = find_retriever(chain.root)
         assert found.trained.stage == stage.name
-        assert as_begun is (chosen == BEFORE_TRAINING)
+        assert is_before is (chosen == BEFORE_TRAINING)
     assert not caplog.messages
     other = {"exported": AFTER_WARM_START, "of": report["of"] | {"updates": 1}}
     adapt_report.write_report(chain.root, report | other)

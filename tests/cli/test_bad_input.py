@@ -91,9 +91,6 @@ def test_a_program_of_its_own_refuses_alike():
         done = run_program([module, "pretrian"])
         assert done.returncode == 2
         assert "pretrian" in only_line(done.stderr)
-    done = run_program(["realm_jax.cli.pretrain", "--gin_file=none.gin"])
-    assert done.returncode == 2
-    assert "none.gin" in only_line(done.stderr)
 
 
 class TestPrepare:

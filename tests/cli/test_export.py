@@ -1,6 +1,7 @@
 """`realm export`: the model of a run, as other software reads it."""
 
 import json
+import os
 
 import faiss
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import realm_jax
 from realm_jax.cli.main import main
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.store_files import write_header
 from realm_jax.evaluation import embedding_files
 from tests import tiny_run, tiny_world
 from tests.records import change_record
@@ -119,6 +122,10 @@ def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
         ((tmp_path / "nowhere", output), "does not exist"),
         ((run, "--output=gs://bucket/model"), "local folder"),
         ((run, output, "--checkpoint=first"), "CHECKPOINT"),
+        ((run, output, "--checkpoint=first", "--format=bert"), "CHECKPOINT"),
+        ((run, output, "--num_read=3"), "leave num_read out"),
+        ((run, output, "--retrieval_weight=2"), "leave retrieval_weight out"),
+        ((run, output, "--pretrained=x", "--format=bert"), "leave pretrained out"),
     ):
         assert "expected " in refuse(["export", *words], said)
     # Without what it was fine-tuned from, nobody has the documents' encoder.
@@ -126,6 +133,30 @@ def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
     change_record(alone / "finetune", source="/nowhere/pretrain")
     refuse(["export", alone, output], "fine-tuned from")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
+
+
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
+    finished, tmp_path, monkeypatch, refuse
+):
+    def begin_on_a_small_disk(file, *header):
+        write_header(file, *header)
+        with open("/dev/full", "wb") as full:
+            os.dup2(full.fileno(), file.fileno())
+
+    monkeypatch.setattr(embedding_files, "write_header", begin_on_a_small_disk)
+    run, output = finished / "pretrain", tmp_path / "out"
+    words = ["export", run, f"--output={output}", "--embeddings"]
+    refuse(words, f"room for the models {output}", "disk is full")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", embedding_files.FORMATS)
+def test_in_no_format_embeddings_are_lost_on_a_full_disk(form, finished, tmp_path):
+    corpus = BlockStore.open(finished / "corpus")
+    rows = np.ones((corpus.num_blocks, 2), np.float32)
+    (tmp_path / f"embeddings.{form}").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        embedding_files.write_embeddings(tmp_path, [form], rows, corpus, 1.0)
 
 
 def test_an_export_that_fails_half_way_leaves_nothing(finished, tmp_path, monkeypatch):

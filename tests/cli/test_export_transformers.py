@@ -81,8 +81,11 @@ def test_a_fine_tuned_model_comes_back_with_its_blocks(
         for folder in (out, models)
     )
     assert records.tolist() == expected.tolist()
+    given = export(model_dir, "realm", "--retrieval_weight=4", output="given")
     change_details(model_dir, trained={"retrieval_weight": 4.0})
     weighted = export(model_dir, "realm", output="weighted")
+    names = (folder / "openqa" / "model.safetensors" for folder in (given, weighted))
+    assert len({name.read_bytes() for name in names}) == 1
     tensors, plain = (read_tensors(folder / "openqa") for folder in (weighted, out))
     # Only what the queries are multiplied by.
     for name, tensor in tensors.items():

@@ -1,17 +1,22 @@
 """`realm init` writes a chain that the launcher runs as it is."""
 
+import gzip
 import json
 import pathlib
 import re
 import string
+import threading
 
+import numpy as np
 import pytest
 
+from realm_jax.cli.init import corpus_name
 from realm_jax.cli.main import main
 from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import first_chain
+from realm_jax.prepare import first_chain, text_sample
 from realm_jax.prepare.first_chain import Questions
+from realm_jax.prepare.prepare import require_task_name
 from tests import tiny_run
 from tests.cli.chains import configs_of, stages_of, write_articles, write_encoder
 
@@ -69,6 +74,20 @@ def test_paths_and_names_may_have_any_character(text):
     config = configs_of("My Text-2/chain.gin")["prepare"]
     assert config.source == str(source)
     assert config.name == "my_text_2"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("münchen", "m_nchen"), ("東京", "corpus"), ("2024", "corpus_2024")],
+)
+def test_names_of_folders_become_names_that_prepare_takes(folder, name):
+    assert corpus_name(pathlib.Path(folder)) == name
+    require_task_name(name)
+
+
+def test_a_name_that_prepare_would_refuse_is_refused(text, refuse):
+    refuse([*INIT, "--weights=", "--name=my-text"], "got 'my-text'")
+    assert not (text / "runs").exists()
 
 
 def test_questions_about_unknown_articles_are_counted_and_named(text, realm):
@@ -198,6 +217,18 @@ def test_passages_without_a_title_are_counted(text, realm):
     write_encoder(text / "weights", ALPHABET, words_of_the_text())
     said = realm(*INIT, "--weights=weights")
     assert "10 documents (9 without a title), " in said
+
+
+def test_of_a_large_compressed_file_only_the_beginning_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_sample, "SHARD_BYTES", 30_000)
+    numbers = np.random.default_rng(0).random((5000, 3))
+    lines = [json.dumps({"text": f"{row} stands here."}) for row in numbers]
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    sample = text_sample.TextSample.read(str(path), threading.Event())
+    assert 500 < len(sample.documents) < 2500
+    estimate = sample.scale * len(sample.documents)
+    assert estimate == pytest.approx(len(lines), rel=0.1)
 
 
 class TestSplits:

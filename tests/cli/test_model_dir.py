@@ -26,6 +26,11 @@ def test_every_command_that_writes_one_refuses(inputs, refuse):
     refuse([*kept, f"--gin_file={inputs}/mine.gin"], f"{UNWRITABLE}/run")
 
 
+def test_the_output_is_not_the_working_directory_for_want_of_a_name(refuse):
+    for words in (["compare", "a", "b"], ["adapt", "text"], ["export", "runs/my"]):
+        refuse([*words, "--output="], "expected a folder as --output, got an empty")
+
+
 @pytest.mark.process("imports are those of a process")
 def test_nothing_heavy_is_imported_before(inputs):
     arguments = tiny_run.arguments("finetune", inputs, MODEL_DIR=f"{UNWRITABLE}/run")

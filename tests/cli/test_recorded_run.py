@@ -1,5 +1,6 @@
 """`realm ask RUN` and `realm evaluate RUN`: what training recorded is enough."""
 
+import dataclasses
 import json
 import os
 import pty
@@ -170,6 +171,22 @@ def test_answers_come_from_the_later_corpus_that_an_update_made(moved, tmp_path,
         assert reply["answer"]
 
 
+def test_a_later_corpus_is_searched_as_it_is_asked(moved, tmp_path, realm, refuse):
+    """With one tower by the checkpoint that fine-tuning began with."""
+    root = with_record(moved, tmp_path)
+    other_corpus(moved, root / "later")
+    link_versions(root / "corpus", root / "later")
+    words = ["search", root, "mills", "--json"]
+    later = f"--corpus={root / 'later'}"
+    (found,) = json.loads(realm(*words, later))["documents"]
+    assert found["title"] == "Town"
+    change_record(root / "finetune", source_checkpoint="best")
+    change_details(root / "pretrain", held_out_utility=None)
+    refuse([*words, later], f"{root}/pretrain", "held_out_utility")
+    # The corpus that was trained on has its index.
+    assert json.loads(realm(*words))["documents"]
+
+
 def answers(folder):
     """What was answered; sixty towns are so alike that rounding orders some of them."""
     lines = (folder / "predictions.jsonl").read_text().splitlines()
@@ -214,6 +231,24 @@ def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
     ]
 
 
+def test_a_model_alone_is_measured_by_its_own_lengths(moved, tmp_path):
+    root = with_record(moved, tmp_path, lengths={"query": 24, "joined": 64})
+    other_corpus(moved, root / "later")
+    link_versions(root / "corpus", root / "later")
+    tuned, pretrained = root / "finetune", str(root / "pretrain")
+    lengths = [find_model(run, SEARCHED).trained.lengths for run in (tuned, pretrained)]
+    # A later corpus is embedded by what fine-tuning began with, which is measured, too.
+    for given, expected in (
+        (Overrides(), ("", lengths[0])),
+        (Overrides(corpus=str(root / "later")), (pretrained, lengths[1])),
+        (Overrides(pretrained=pretrained), (pretrained, lengths[1])),
+    ):
+        config = evaluate_config(str(tuned), given)
+        used = config.pretrained, dataclasses.asdict(config.models.lengths)
+        assert used == expected
+        assert config.finetuned.models.lengths.query == 24
+
+
 def with_record(moved, root, **new):
     """Copies the chain; fine-tuning has recorded something else."""
     tiny_run.copy(moved, root, "corpus", "pretrain", "finetune")
@@ -239,13 +274,26 @@ def test_what_is_missing_is_named(moved, tmp_path, refuse):
         refuse([command], "RUN")
         refuse([command, "--gin_file=gin/runs/ask.gin", moved], "got both")
     refuse(["ask", moved, "who?", "--port=8000"], "got both")
-    whole = "--port: expected a whole number, got 'eighty'"
-    refuse(["ask", moved, "--port=eighty"], whole)
+    for port in ("eighty", "-1"):
+        refuse(
+            ["ask", moved, f"--port={port}"],
+            f"a whole number of at least 0, got '{port}'",
+        )
     refuse(["ask", moved, "--port=70000"], "PORT")
+    for option in ("--host=0.0.0.0", "--allow_host=box.example"):
+        refuse(["ask", moved, "who?", option], "expected --port beside --host")
     refuse(["ask", moved, "who?", " "], "question")
     # A search reads no block.
     for option in ("--num_read=3", "--retrieval_weight=2"):
         refuse(["search", moved, "mills", option], option)
+    given = ["search", moved / "pretrain", "mills", f"--pretrained={moved}"]
+    refuse(given, "leave pretrained out")
+
+
+@pytest.mark.parametrize("k", [0, 10_000])
+def test_how_many_blocks_are_sought_is_checked_before_the_first_query(k, moved, refuse):
+    with piped("mills\nrivers\n"):
+        refuse(["search", moved, f"--k={k}"], "expected k from 1 to", f"got {k}")
 
 
 def test_two_models_are_to_be_told_apart(moved, tmp_path):

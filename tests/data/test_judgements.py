@@ -55,6 +55,7 @@ def test_relevant_documents_beside_the_queries(write):
         (BEIR, "q1\td9\t1\nq1\td1\t1\n", "documents of the text .* 1 of 2 .*'d9'"),
         (BEIR, "q9\td1\t1\n", "queries of .* 1 of 1 .*'q9'"),
         (BEIR, "q1\td1\t0\n", "a relevant document.*for 2 queries"),
+        (BEIR, "q1\td1\t-2\n", "a relevant document.*for 2 queries"),
         (BEIR, "q1\td1\t1\nq1\td2\tyes\n", "qrels.tsv:2.*a whole number"),
         (BEIR, "q1\td1\t1\nq1 d2\n", "qrels.tsv:2.*2 fields"),
         (BEIR, "", "--qrels=FILE.*'gold_ids'"),

@@ -414,6 +414,23 @@ def test_asked_to_stop_it_writes_nothing(chain, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_extras_that_are_not_installed_have_no_version(monkeypatch):
+    every = provenance.versions()
+    monkeypatch.setattr(provenance, "_VERSIONS", (*every, "not_installed"))
+    assert provenance.versions() == every
+
+
+def test_nothing_is_written_before_all_is_collected(chain, tmp_path, monkeypatch):
+    def fail():
+        raise OSError("no machine")
+
+    monkeypatch.setattr(provenance, "machine", fail)
+    config = config_of(chain, tmp_path / "out", masked_task="", warm_started="")
+    with pytest.raises(OSError, match="no machine"):
+        run.run(config, silent, NEVER)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_does_not_belong_together_is_bad_input(chain, tmp_path):
     _, folder, finetuned = chain
     moved = tmp_path / "finetune"

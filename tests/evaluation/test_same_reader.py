@@ -126,7 +126,7 @@ def test_the_retrievers_own_blocks_are_answered_as_they_are_without(stages, conf
     store = BlockStore.open(world.corpus)
     model = FinetunedModel.open(tuned, store, searcher="device", embed=EMBED)
     index = model.index(store)
-    answerer = model.answerer(store, index)
+    answerer = model.corpus_search(store, index)
     questions = read_questions(world.questions, "dev")
     own = evaluate_open_qa(answerer, questions)
     embeddings = KnownRows(model.source(store).series, index.manifest)

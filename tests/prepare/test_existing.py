@@ -226,6 +226,16 @@ def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
     assert (code, "got dev too" in said) == (2, True)
 
 
+def test_what_a_killed_run_left_of_a_split_does_not_keep_it_from_going_on(root, realm):
+    assert realm(FEW)[0] == 0
+    made = contents(root / "corpus")
+    folder = root / "corpus/examples/towns_questions"
+    (folder / "train").rename(folder / "train.partial")
+    code, said = realm(FEW)
+    assert code == 0, said
+    assert contents(root / "corpus") == made
+
+
 def forget(info):
     """Leaves of a manifest what the release before wrote."""
     metadata = info.get("metadata", info)

@@ -50,12 +50,21 @@ def test_another_seed_draws_others_and_the_same_one_the_same(paths):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_articles_without_title_or_with_a_number_as_id_are_drawn_too(paths):
+    untitled = [{"id": i, "title": None, "text": "x"} for i in range(50)]
+    with open(paths[0], "w") as file:
+        file.writelines(json.dumps(article) + "\n" for article in untitled)
+    assert fewer_articles.main([*paths, "--drawn", "5"]) == 0
+    held_out = sum(is_held_out(str(article["id"])) for article in untitled)
+    assert 5 <= len(read(paths[2])) <= 5 + held_out
+
+
 def test_what_cannot_be_done_is_one_line(paths, tmp_path, capsys):
     (tmp_path / "bad").write_text("no JSON\n")
-    (tmp_path / "no id").write_text('{"title": "no id"}\n')
+    (tmp_path / "no text").write_text('{"id": "a", "title": "a"}\n')
     for arguments, said in [
         ([str(tmp_path / "bad"), *paths[1:], "--drawn", "1"], "bad"),
-        ([str(tmp_path / "no id"), *paths[1:], "--drawn", "1"], "no id"),
+        ([str(tmp_path / "no text"), *paths[1:], "--drawn", "1"], "no text:1"),
         ([*paths, "--drawn", "-1"], "-1"),
         ([*paths[:2], "no/such/f", "--drawn", "1"], "no/such/f"),
         (["nowhere", *paths[1:], "--drawn", "1"], "nowhere"),

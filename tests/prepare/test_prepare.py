@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.cli.main import main
 from realm_jax.prepare import beam_parts, prepare
+from realm_jax.prepare.scratch import Workers
 from realm_jax.storage import open_store
 from tests import tiny_run
 from tests.prepare.folders import contents
@@ -107,6 +108,12 @@ def test_an_unknown_flag_is_named_before_anything_is_written(inputs, capsys):
     assert not (inputs / "none").exists()
 
 
+def test_numbers_of_workers_and_bad_lines_below_0_are_refused():
+    for setting, flag in (("count", "workers"), ("max_bad_lines", "max_bad_lines")):
+        with refused(f"of at least 0, got -1; correct --{flag}$"):
+            Workers(**{setting: -1})
+
+
 def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
     finished, inputs, processes, monkeypatch
 ):
@@ -132,9 +139,10 @@ def test_examples_that_there_are_not_are_refused_before_any_work(tmp_path):
         (["salient", "isaliet"], {}, "of ict, salient, terms, .*got 'isaliet'"),
         (["questions"], {}, "of ict, salient, terms, .*got 'questions'.*QUESTIONS"),
         (["ict"], {"knowledge": "k"}, "out of salient, terms, .*got 'ict'"),
-        ("salient", {}, "a list of ict, salient, .*got 'salient'; .*brackets"),
+        ("salient", {}, "examples to be a tuple of texts, .*got 'salient'"),
+        ([], {"more_tasks": "years"}, "more_tasks to be a tuple .*got 'years'"),
     ]:
-        changed = dataclasses.replace(config, examples=examples, **others)
         with refused(line):
+            changed = dataclasses.replace(config, examples=examples, **others)
             prepare.run(changed, lambda *_: None)
     assert not (tmp_path / "c").exists()

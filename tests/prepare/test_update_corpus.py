@@ -7,12 +7,14 @@ import tempfile
 import threading
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from realm_jax.cli.main import main
 from realm_jax.data import block_writer, corpus
+from realm_jax.data.block_records import write_corpus
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import RuleTagger
@@ -225,6 +227,14 @@ def test_a_corpus_that_is_damaged_or_of_an_earlier_version_is_refused(old, tmp_p
     with refused("expected a prepared corpus of format"):
         update(tmp_path, CHANGED)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_corpus_of_imported_blocks_is_refused(tmp_path, vocabulary):
+    blocks = tmp_path / "block_records.npy"
+    np.save(blocks, np.array([b"one mill", b"two"], object), allow_pickle=True)
+    write_corpus(str(tmp_path / "old"), blocks, vocabulary)
+    with refused("got imported blocks, which belong to no documents"):
+        update(tmp_path, CHANGED)
 
 
 def test_the_tagger_must_be_that_of_the_corpus(old, tmp_path, monkeypatch):

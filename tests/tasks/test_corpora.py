@@ -268,6 +268,24 @@ def test_one_call_makes_a_corpus_of_documents(store, tmp_path):
     assert "object_blocks" not in seqio.TaskRegistry.names()
 
 
+def test_the_vocabulary_of_documents_is_used_as_the_files_beside_it_say(
+    store, tmp_path
+):
+    """The words are lower case, which alone would say that it lowercases."""
+    store.vocabulary.save(tmp_path / "vocab.txt")
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    (tmp_path / "towns.jsonl").write_text('{"title": "Town", "text": "A mill."}\n')
+    corpora.register(
+        "cased",
+        tmp_path / "towns.jsonl",
+        corpus=tmp_path / "corpus",
+        tagger="rules",
+        vocabulary=tmp_path / "vocab.txt",
+        document_length=40,
+    )
+    assert not BlockStore.open(tmp_path / "corpus").vocabulary.lowercase
+
+
 def test_sentences_of_one_corpus_over_the_blocks_of_another(store, tmp_path):
     documents = [
         Document(f"News {i}", f"Karel Dorm saw {i} mills in {1300 + i}.", f"n-{i}")

@@ -554,7 +554,7 @@ REFUSED = {
     "at least one --gin_file": ["plan"],
     "unknown command 'plans'": ["plans"],
     "got 'v4-63'": [*PAPERS, '--gin.hardware.HardwareConfig.trainer="v4-63"'],
-    "expected a batch size that 32": [*PAPERS, "--gin.BATCH_SIZE=100"],
+    "expected BATCH_SIZE that 32": [*PAPERS, "--gin.BATCH_SIZE=100"],
     "expected a model file": [
         *plan_line("hardware/cpu", "runs/build_index"),
         *REQUIRED[:2],

@@ -170,10 +170,10 @@ def test_the_encoder_that_it_began_with_can_be_opened_and_exported(
     world, encoder, taught, tmp_path
 ):
     given, exported = Overrides(corpus=world.corpus), {}
-    for name, as_begun in (("begun", True), ("taught", False)):
+    for name, before in (("begun", True), ("taught", False)):
         folder = str(tmp_path / name)
         exported[name] = export_retriever(
-            str(taught), folder, given, as_begun=as_begun, embeddings=("npy",)
+            str(taught), folder, given, before_training=before, embeddings=("npy",)
         )
     assert exported == {"begun": ["."], "taught": ["query", "document"]}
     published = load_file(f"{encoder[0]}/model.safetensors")
@@ -219,3 +219,23 @@ def test_refused(world, encoder, tmp_path):
     drawn = {"models": tiny_world.models(), "retriever_warm_start": ""}
     with refused("two towers that start alike"):
         warm_start.run(config_of(world, encoder, tmp_path, **drawn), silent, NEVER)
+
+
+def test_a_corpus_too_large_for_bm25_is_refused_before_it_is_embedded(
+    world, encoder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bm25_teacher, "MAX_BLOCKS", 23)
+    with refused("at most 23 blocks in .* with BM25_WEIGHT, got 24, "):
+        warm_start.run(config_of(world, encoder, tmp_path), silent, NEVER)
+    assert not (tmp_path / "index").exists()
+
+
+def test_sentences_of_the_reader_are_refused_before_the_corpus_is_embedded(
+    world, encoder, tmp_path
+):
+    weights, models = encoder
+    short = dataclasses.replace(models, lengths=dataclasses.replace(LENGTHS, query=9))
+    config = config_of(world, (weights, short), tmp_path, task="stated")
+    with refused("QUERY_LENGTH of at least 10"):
+        warm_start.run(config, silent, NEVER)
+    assert not (tmp_path / "index").exists()

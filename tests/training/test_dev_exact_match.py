@@ -73,7 +73,7 @@ def test_it_is_the_exact_match_of_evaluation(world, corpus, trained):
     checked = 0
     for which in Which:
         model = opened(trained, corpus, which)
-        answerer = model.answerer(corpus, model.index(corpus), batch_size=5)
+        answerer = model.corpus_search(corpus, model.index(corpus), batch_size=5)
         expected = evaluate_open_qa(answerer, dev, recall_at=[1]).exact_match.mean()
         assert found[model.run.step] == pytest.approx(expected)
         assert model.run.details[DEV_EXACT_MATCH] == pytest.approx(expected)

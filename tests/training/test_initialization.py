@@ -24,6 +24,7 @@ from realm_jax.training.initialization import (
     warm_start_params,
 )
 from realm_jax.training.state import create_state
+from realm_jax.types import Lengths
 from realm_jax.weights.bert import save_bert, save_config, save_masked_lm
 from tests import tiny_world
 from tests.records import details_of
@@ -55,6 +56,13 @@ def shapes(**sizes):
     models = Retriever(config), KnowledgeEncoder(config.bert)
     traced = jax.eval_shape(lambda: initial_params(*models, LENGTHS, 0)[0])
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), traced), config
+
+
+def test_a_reader_without_room_behind_a_query_is_refused():
+    for joined in (95, 96):
+        with refused(rf"JOINED_LENGTH above QUERY_LENGTH \(96\), got {joined}; raise"):
+            Lengths(query=96, joined=joined)
+    assert Lengths(query=96, joined=97).joined == 97
 
 
 def test_layers_are_drawn_alike_whatever_the_scan_unrolls():

@@ -8,7 +8,6 @@ import pytest
 from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index.source import Staleness
 from realm_jax.training.refresh import (
-    ANY_AGE,
     Refresher,
     RefreshMode,
     StalenessBound,
@@ -83,7 +82,7 @@ def refresher_of(client, mode="rolling", period=3, **others):
     return Refresher(RefreshMode(mode), period, client, wait_seconds=9.0, **others)
 
 
-def run(mode, client, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
+def run(mode, client, *, first=0, last=7, saved=None, period=3, bound=None):
     """Returns the index step that each update searched, and the swaps."""
     refresher = refresher_of(client, mode, period, bound=bound)
     refresher.start(first, f"p{first}", saved)
@@ -247,3 +246,8 @@ def test_a_period_or_bound_that_cannot_be_is_refused():
         run("blocking", RecordingClient(), period=0)
     with refused(r"at least REFRESH_PERIOD \(3\), got 2"):
         run("async", RecordingClient(), bound=StalenessBound(2))
+
+
+@pytest.mark.parametrize("mode", ["off", "blocking", "rolling"])
+def test_a_bound_that_a_mode_does_not_use_is_not_compared_with_its_period(mode):
+    refresher_of(RecordingClient(), mode, period=3, bound=StalenessBound(2))

@@ -23,7 +23,7 @@ from realm_jax.training.stage import Stage, open_examples
 from tests import tiny_world
 from tests.records import as_earlier_version, change_details
 from tests.refused import refused
-from tests.tiny_world import NEVER, differing, poisoned, silent
+from tests.tiny_world import LENGTHS, NEVER, differing, poisoned, silent
 from tests.training.conftest import quick_loss
 from tests.training.runs import arrays_of, stop_run
 
@@ -165,6 +165,53 @@ def test_unknown_examples_and_those_of_another_corpus_are_bad_input(
     )
     with refused("corpus_fingerprint"):
         open_examples(corpus, "foreign", "train")
+
+
+@pytest.mark.parametrize(
+    ("stage", "make"),
+    [
+        (warm_start, tiny_world.warm_start_config),
+        (pretrain, tiny_world.pretrain_config),
+    ],
+)
+def test_sentences_that_were_prepared_longer_than_a_query_are_refused(
+    world, tmp_path, stage, make
+):
+    lengths = dataclasses.replace(LENGTHS, query=LENGTHS.query - 1)
+    models = dataclasses.replace(tiny_world.models(), lengths=lengths)
+    with refused("QUERY_LENGTH of at least 10, .*/examples/.*, got 9; raise it"):
+        stage.run(make(world, tmp_path, models=models), silent, NEVER)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_batch_that_cannot_be_split_is_refused_by_its_macro_before_all_else(
+    world, tmp_path
+):
+    batches = {"batch_size": 4, "reader_batch_size": 3, "microbatches": 2}
+    config = tiny_world.warm_start_config(world, tmp_path, **batches)
+    with refused(r"expected READER_BATCH_SIZE that .* 2 \(MICROBATCHES\) .*, got 3;"):
+        warm_start.run(config, silent, NEVER)
+    assert [*tmp_path.iterdir()] == []
+    # The batch of a model that is not trained is not made.
+    reader_alone = {"pairs_task": "", "batch_size": 3, "reader_batch_size": 4}
+    for changes in ({"task": ""}, reader_alone):
+        changed = dataclasses.replace(config, **changes)
+        Stage("split", changed, KnowledgeEncoder).close()
+
+
+@pytest.mark.parametrize(
+    ("stage", "make"),
+    [
+        (pretrain, tiny_world.pretrain_config),
+        (finetune, tiny_world.finetune_config),
+    ],
+)
+def test_a_run_without_updates_is_refused_where_it_would_save_nothing(
+    world, tmp_path, stage, make
+):
+    with refused(r"train_steps to be a whole number of at least 1, got 0"):
+        stage.run(make(world, tmp_path, train_steps=0), silent, NEVER)
+    assert [*tmp_path.iterdir()] == []
 
 
 def check_skipping(stage, config):

@@ -27,10 +27,12 @@ def start():
     return create_state({"w": jnp.asarray([3.0, -1.0])}, optax.sgd(0.1), seed=7)
 
 
-@pytest.mark.parametrize("in_two", [False, True])
-def test_steps_equal_gradient_descent_written_out(in_two):
-    step, first = make_step(noisy_quadratic, optax.sgd(0.1), in_two=in_two), start()
-    state = first
+@pytest.mark.parametrize("separate", [False, True])
+def test_steps_equal_gradient_descent_written_out(separate):
+    step = make_step(
+        noisy_quadratic, optax.sgd(0.1), separate_gradient_and_update=separate
+    )
+    state = first = start()
     w, x = np.array([3.0, -1.0]), np.array([1.0, 1.0])
     for done in range(3):
         gradient = w - x
@@ -108,7 +110,12 @@ def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
 
 def test_a_step_that_is_skipped_changes_the_step_alone():
     optimizer = optax.adam(0.1)
-    step = make_step(noisy_quadratic, optimizer, skip_nonfinite=True, in_two=True)
+    step = make_step(
+        noisy_quadratic,
+        optimizer,
+        skip_nonfinite=True,
+        separate_gradient_and_update=True,
+    )
     state = create_state({"w": jnp.asarray([3.0, -1.0])}, optimizer, seed=7)
     state, found = step(state, jnp.ones(2))
     assert means_lib.compute(found)["skipped_updates"] == 0.0

@@ -9,6 +9,7 @@ import flax.serialization
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,6 +174,18 @@ def test_the_name_tells_checkpoints_apart(folder, tagger, tensors):
     assert CheckpointTagger(write_checkpoint(folder, changed)).name != tagger.name
     assert tagger.name.startswith("checkpoint-")
     assert "dates-" in tagger.name
+
+
+def test_the_name_tells_checkpoints_in_several_files_apart(folder):
+    part = folder / "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(part)
+    index = {"weight_map": {"classifier.bias": part.name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = CheckpointTagger(folder).name
+    tensors = safetensors.numpy.load_file(part)
+    tensors["classifier.bias"] += 1
+    safetensors.numpy.save_file(tensors, part)
+    assert CheckpointTagger(folder).name != before
 
 
 def test_its_tokenizer_reads_as_the_files_say(folder, tagger):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from realm_jax.data.corpus_size import CorpusSize
-from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.index import device_search
 from realm_jax.index.device_search import EmbeddingTable, Precision
@@ -157,7 +156,8 @@ def searched_table(
 
 def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
     """Returns the memory of a stage, with the cheapest policy if it is to be chosen."""
-    _require_divisible(config, setting)
+    data, fsdp, _ = setting.mesh_shape(config.mesh)
+    config.require_divisible(data * fsdp)
     chooses = setting.chooses_remat
     policies = REMAT if chooses else (memory.encoder_of(config).remat,)
     compiles = setting.compiles and memory.has_compiler(setting.trainer)
@@ -198,17 +198,6 @@ def _compiled(found: DeviceMemory, setting: Setting) -> DeviceMemory:
     stage = programs.training(config, setting.corpus, mesh)
     temporaries = memory.compiled(stage.step, (stage.state, stage.inputs), mesh)
     return dataclasses.replace(found, temporaries=temporaries)
-
-
-def _require_divisible(config: StageConfig, setting: Setting) -> None:
-    data, fsdp, _ = setting.mesh_shape(config.mesh)
-    split = data * fsdp * config.microbatches
-    if config.batch_size % split:
-        raise BadInputError(
-            f"expected a batch size that {split} (data x fsdp of the mesh, times "
-            f"microbatches) divides, got {config.batch_size}; change BATCH_SIZE, "
-            "MICROBATCHES or MeshConfig"
-        )
 
 
 def advice(config: StageConfig, setting: Setting) -> str:

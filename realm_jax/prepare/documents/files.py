@@ -3,9 +3,12 @@
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import logging
 import os
+import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO
@@ -19,10 +22,20 @@ from realm_jax.prepare.documents.source import Piece
 
 CHUNK_BYTES = 1 << 20
 _WILDCARDS = frozenset("*?[")
+_SCHEME = re.compile(r"(\w+)://")
 # What damage looks like, in the words of gzip and bz2.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, OSError)
 
 _log = logging.getLogger(__name__)
+
+
+def require_readable(location: str) -> None:
+    """Checks that a location, a kind before it or not, is local or on gs://."""
+    match = _SCHEME.search(location)
+    if match and match[1] != "gs":
+        raise BadInputError(
+            f"expected a local path or gs://, got {location!r}; copy it to one of these"
+        )
 
 
 def find_files(pattern: str, what: str) -> list[epath.Path]:
@@ -31,6 +44,7 @@ def find_files(pattern: str, what: str) -> list[epath.Path]:
     Args:
       pattern: a path or a pattern; directories that it matches are ignored.
     """
+    require_readable(pattern)
     require_extra_of_url(pattern)
     path = epath.Path(pattern).expanduser()
     if path.is_dir():
@@ -101,18 +115,29 @@ def read_range(piece: Piece) -> Iterator[bytes]:
             yield chunk
 
 
-def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
-    """Yields the content of a compressed file, in chunks."""
+def unpack(path: epath.PathLike, name: str, stop: int = sys.maxsize) -> Iterator[bytes]:
+    """Yields the content of a compressed file, in chunks.
+
+    Args:
+      stop: only what its first bytes hold; the rest of the file is not read.
+    """
     unpacked = 0
     with open_file(path) as file:
+        is_part = stop < file.seek(0, os.SEEK_END)
+        file.seek(0)
+        packed = io.BytesIO(file.read(stop)) if is_part else file
         if os.fspath(path).endswith(".gz"):
-            stream = gzip.GzipFile(fileobj=file)
+            stream = gzip.GzipFile(fileobj=packed)
         else:
-            stream = bz2.BZ2File(file)
+            stream = bz2.BZ2File(packed)
+        # At the end of a part, `read` would lose what it has unpacked.
+        read = stream.read1 if is_part else stream.read
         while True:
             try:
-                chunk = stream.read(CHUNK_BYTES)
+                chunk = read(CHUNK_BYTES)
             except _DAMAGE as error:
+                if is_part and isinstance(error, EOFError):
+                    return
                 raise BadInputError(
                     f"expected a whole compressed file at {name}, but it is damaged "
                     f"{unpacked:,} unpacked bytes on ({error}); fetch it again, or "

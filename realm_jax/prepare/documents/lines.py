@@ -118,7 +118,7 @@ class LineSource(DocumentSource):
         """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             if files.is_compressed(piece.path):
-                chunks = files.unpack(piece.path, piece.name)
+                chunks = files.unpack(piece.path, piece.name, piece.stop)
             else:
                 chunks = files.read_range(piece)
             lines = split_lines(chunks, self._max_line_bytes)

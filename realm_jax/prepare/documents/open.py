@@ -7,7 +7,11 @@ from etils import epath
 
 from realm_jax.data.documents import document_from_json
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.documents.files import find_below, find_files
+from realm_jax.prepare.documents.files import (
+    find_below,
+    find_files,
+    require_readable,
+)
 from realm_jax.prepare.documents.lines import (
     LineSource,
     Parse,
@@ -40,6 +44,7 @@ def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
 
         Files and folders are local or on gs://.
     """
+    require_readable(spec)
     kind, what = _parse(spec)
     if not what:
         raise BadInputError(

@@ -19,11 +19,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from etils import epath
-
 from realm_jax.data.records import answers_field, json_object, text_field
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.files import (
+    find_files,
     is_compressed,
     read_range,
     unpack,
@@ -234,10 +233,8 @@ def natural_questions(path: str) -> Iterator[Record]:
     The original has `document_tokens`, the simplified one `document_text`, whose tokens
     are between spaces.
     """
-    if is_compressed(path):
-        chunks = unpack(path, path)
-    else:
-        chunks = read_range(whole_file(epath.Path(path)))
+    file, *_ = find_files(path, "questions of Natural Questions")
+    chunks = unpack(file, path) if is_compressed(file) else read_range(whole_file(file))
     for number, line in enumerate(split_lines(chunks, _MAX_LINE_BYTES), start=1):
         where = f"{path}:{number}"
         if line.content is None:

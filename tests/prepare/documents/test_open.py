@@ -52,6 +52,9 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
         ("cc_news:absent.jsonl", "CC-News as JSON lines at absent.jsonl"),
         ("realm_wikipedia:absent*", "TFRecords of annotated Wikipedia at absent"),
         ("tfds:wikipedia/20190301.en@absent", "prepared in absent, found none"),
+        ("https://a.org/a.jsonl", "a local path or gs://, got 'https://a.org/a.jsonl'"),
+        ("text:s3://bucket/folder", "a local path or gs://, got 'text:s3://bucket"),
+        ("file:///a.jsonl", "a local path or gs://, got 'file:///a.jsonl'"),
     ]:
         with refused(f"^expected .*{message}"):
             open_source(spec)

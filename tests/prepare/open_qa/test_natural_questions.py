@@ -110,3 +110,9 @@ def test_another_format_is_refused(tmp_path, record):
     path = write(tmp_path / "nq-dev-00.jsonl", [raw(0, []), record])
     with refused("nq-dev-00.jsonl:2: .*Natural Questions"):
         list(natural_questions(path))
+
+
+@pytest.mark.parametrize("name", ["nq-dev-00.jsonl", "nq-dev-00.jsonl.gz"])
+def test_a_file_that_is_not_there_is_refused(tmp_path, name):
+    with refused(f"{name}, found no such file"):
+        read_set("natural_questions", tmp_path / name)
