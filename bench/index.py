@@ -5,7 +5,7 @@
         --questions dev.jsonl --folder runs/bench --output index.json
     python -m bench.index --markdown index.json
 
-Parts: `search` (needs FAISS: the extra `bench`), `recall` (on real text; needs
+Parts: `search` (needs FAISS: the extra `export`), `recall` (on real text; needs
 --corpus, --retriever and --questions), `embed`, `publish`, `trainer` and `size` (two
 cores; `size` measures a trainer with ScaNN). All parts run whose requirements are met.
 The result is one JSON object, written after every part; --markdown prints the tables
@@ -154,7 +154,7 @@ def _missing(part: str, arguments: argparse.Namespace) -> str:
     searches = part in ("search", "recall")
     of_faiss = any(name.startswith("faiss") for name in arguments.searchers)
     if searches and of_faiss and importlib.util.find_spec("faiss") is None:
-        return "FAISS; install the extra `bench`, or choose other --searchers"
+        return "FAISS; install the extra `export`, or choose other --searchers"
     if part == "recall" and not (
         arguments.corpus and arguments.retriever and arguments.questions
     ):

@@ -57,7 +57,7 @@ INIT = StageSpec("init", "write a chain file for a text of your own")
 ADAPT = StageSpec("adapt", "adapt an encoder to a text, measure and export it")
 PREPARE = StageSpec(
     "prepare",
-    "turn a corpus into blocks, tagged spans and examples",
+    "turn text into a corpus: blocks, tagged spans, examples",
     config="realm_jax.prepare.prepare.PrepareConfig",
     title="Prepare",
 )
@@ -108,7 +108,9 @@ ASK = StageSpec(
     config="realm_jax.evaluation.ask.AskConfig",
 )
 SEARCH = StageSpec("search", "find blocks with the retriever of any stage")
-EXPORT = StageSpec("export", "write a retriever for sentence-transformers")
+EXPORT = StageSpec(
+    "export", "write a retriever, reader or embeddings for other software"
+)
 IMPORT_WEIGHTS = StageSpec(
     "import-weights", "make a model directory of others' weights"
 )

@@ -24,7 +24,7 @@ from kubernetes.client.exceptions import ApiException
 from realm_jax.errors import BAD_INPUT, NOT_READY, BadInputError, NotReadyError
 from realm_jax.hardware import RESERVED
 from tpu_launch import templates
-from tpu_launch.processes import STOPPED
+from tpu_launch.processes import STOP_CODES
 from tpu_launch.run import EngineState, Run, RunFailedError
 
 _VERSION = "0.12"
@@ -64,7 +64,7 @@ def manifest(run: Run) -> str:
         run=run,
         bad_input=BAD_INPUT,
         not_ready=NOT_READY,
-        stopped=STOPPED,
+        stopped=STOP_CODES,
     )
     return render(digest=hashlib.sha256(render(digest="").encode()).hexdigest())
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from realm_jax.errors import BAD_INPUT, NOT_READY, BadInputError
 
-STOPPED = (129, 130, 143)
+STOP_CODES = (129, 130, 143)
+"""Exit codes of a command that a signal has asked to stop: 128 and its number."""
 
 
 class Ended(enum.IntEnum):
@@ -32,7 +33,7 @@ class Ended(enum.IntEnum):
     def by(code: int) -> "Ended":
         """Returns the meaning of an exit code."""
         known = {0: Ended.DONE, BAD_INPUT: Ended.BAD_INPUT, NOT_READY: Ended.NOT_READY}
-        return known.get(code, Ended.STOPPED if code in STOPPED else Ended.CRASHED)
+        return known.get(code, Ended.STOPPED if code in STOP_CODES else Ended.CRASHED)
 
 
 @dataclasses.dataclass(frozen=True)

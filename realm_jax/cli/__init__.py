@@ -1,1 +1,1 @@
-"""The commands of `realm`, one thin module each. Only these read gin and flags."""
+"""The commands of `realm`, one thin module each. They and `tpu_launch` read gin."""

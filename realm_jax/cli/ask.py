@@ -17,7 +17,8 @@ It prints the answer, in whole words of the text, with the documents it was foun
 their probabilities. It answers from the newest version of the corpus; a version that
 `realm update-corpus` makes meanwhile is used from the next question on. Ctrl-C ends it.
 
-Gin files may stand in place of RUN, with the settings below and no option but --json.
+Gin files may stand in place of RUN, with the settings below and no options but --json
+and --import_module.
 
 Example:
   realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\

@@ -22,9 +22,10 @@ predictions_control.jsonl has the control's answers.
 
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
-those that the runs recorded, and the questions those that `realm pretrain` was
-given. The report is in RUN/evaluate, or --output. All devices are used; on several
-hosts start it on each, as a training stage. The predictions do not depend on either.
+those that the runs recorded, and the questions those that fine-tuning held out, else
+those that `realm pretrain` was given. The report is in RUN/evaluate, or --output. All
+devices are used; on several hosts start it on each, as a training stage. The
+predictions do not depend on either.
 
 Gin files may stand in place of RUN, with the settings below.
 
@@ -109,7 +110,8 @@ def _make_parser() -> argparse.ArgumentParser:
         "--starting_point",
         default="",
         metavar="FOLDER",
-        help="model directory of a warm start that left the retriever unchanged",
+        help="model directory of a warm start that left the retriever unchanged, or "
+        "whose query tower learned from BM25, which is then as it began",
     )
     return parser
 

@@ -1,13 +1,14 @@
 """`realm COMMAND`: REALM from text to answers, one command per stage.
 
-`realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
-an example of each, `realm --version` prints the version. Exit codes: 0 done, 1 a bug
-(with its traceback) or a stall of training (with the stacks), 2 bad input (with a
+`realm --help` lists the commands, `realm COMMAND --help` shows the purpose, settings
+and an example of each, `realm --version` prints the version. Exit codes: 0 done, 1 a
+bug (with its traceback) or a stall of training (with the stacks), 2 bad input (with a
 one-line message) or a second stall at one checkpoint, 75 another job is late with what
-this one needs, or the bucket is away (likewise; the same command may succeed later),
-130 stopped by Ctrl-C, 129 by SIGHUP (a terminal that is gone) and 143 by SIGTERM, or
-because another process of the job was (all leave a directory from which the same
-command resumes; `ask`, which ends in no other way, exits with 0).
+this one needs, or the bucket or network file system is away (likewise; the same
+command may succeed later), 130 stopped by Ctrl-C, 129 by SIGHUP (a terminal that is
+gone) and 143 by SIGTERM, or because another process of the job was (all leave a
+directory from which the same command resumes; `ask`, `search` and `evaluate` with
+FOLLOW exit with 0).
 """
 
 import _thread

@@ -59,6 +59,9 @@ __all__ = [
     "SnapshotWriter",
 ]
 
+ATTEMPT_AGE_SECONDS = 3600.0
+"""Time after which an unfinished attempt that gets no further is given up."""
+
 RETRIEVER_SERIES = "retriever"
 """Series that the trainer writes and the builder reads."""
 
@@ -117,6 +120,7 @@ class SnapshotSeries:
         corpus_fingerprint: str,
         metadata: Mapping[str, Any] | None = None,
         layouts: Mapping[str, ArrayLayout] | None = None,
+        attempt_age_seconds: float = ATTEMPT_AGE_SECONDS,
     ) -> SnapshotWriter | None:
         """Starts an attempt with the finished rows of an unfinished one.
 
@@ -124,7 +128,7 @@ class SnapshotSeries:
         used. It is copied, not continued, because its writer may be alive: the arrays
         in `layouts`, where they are stored alike. None if there is no such attempt, or
         if the step is committed. `SnapshotWriter.completed_rows` then returns what need
-        not be written again.
+        not be written again. Other attempts at the step are deleted as by `collect`.
         """
         if self.store.exists(commit_name(self.name, step)):
             return None
@@ -147,6 +151,10 @@ class SnapshotSeries:
             return None
         writer = self._begin(step, corpus_fingerprint, wanted, best.began)
         writer.take_over(best, layouts or {})
+        for found in writers:
+            # Each start of a builder that is preempted again and again leaves a copy.
+            if self._idle_seconds(step, found.attempt) >= attempt_age_seconds:
+                self._remove(step, found.attempt)
         return writer
 
     def steps(self) -> list[int]:
@@ -269,13 +277,14 @@ class SnapshotSeries:
         self,
         keep: int,
         in_use: Collection[int] = (),
-        attempt_age_seconds: float = 3600.0,
+        attempt_age_seconds: float = ATTEMPT_AGE_SECONDS,
     ) -> list[str]:
         """Deletes old snapshots, abandoned attempts, and attempts that lost their race.
 
         The newest `keep` stay, and those `in_use`. An uncommitted attempt stays until
-        no rows were written to it for `attempt_age_seconds`, because its writer may
-        only be slow. Returns the folders that were deleted.
+        it is as old as `attempt_age_seconds` and no rows were written to it for so
+        long, because its writer may only be slow. Returns the folders that were
+        deleted.
         """
         committed = self.steps()
         newest = committed[max(0, len(committed) - keep) :]
@@ -299,17 +308,23 @@ class SnapshotSeries:
             folder = self._folder(step, attempt)
             if folder in live:
                 continue
-            idle = self._idle_seconds(folder) >= attempt_age_seconds
-            if idle or self._is_settled(step, attempt, manifests.get(step)):
-                # Without its header, a half-deleted attempt cannot be resumed.
-                self.store.delete(f"{folder}/{ATTEMPT_FILE}")
-                # Looked for after that, see `SnapshotWriter.commit`.
-                since = self._manifests([step]).get(step)
-                if since is not None and since.attempt == attempt:
-                    continue
-                self.store.delete_folder(folder)
+            is_idle = self._idle_seconds(step, attempt) >= attempt_age_seconds
+            is_over = is_idle or self._is_settled(step, attempt, manifests.get(step))
+            if is_over and self._remove(step, attempt):
                 removed.append(self.store.url(folder))
         return removed
+
+    def _remove(self, step: int, attempt: str) -> bool:
+        """Deletes an attempt, unless it has been committed; returns whether it did."""
+        folder = self._folder(step, attempt)
+        # Without its header, a half-deleted attempt cannot be resumed.
+        self.store.delete(f"{folder}/{ATTEMPT_FILE}")
+        # Looked for after that, see `SnapshotWriter.commit`.
+        since = self._manifests([step]).get(step)
+        if since is not None and since.attempt == attempt:
+            return False
+        self.store.delete_folder(folder)
+        return True
 
     def _folder(self, step: int, attempt: str) -> str:
         return data_folder(self.name, step, attempt)
@@ -339,10 +354,13 @@ class SnapshotSeries:
         except MissingAttemptError:
             return True
 
-    def _idle_seconds(self, folder: str) -> float:
+    def _idle_seconds(self, step: int, attempt: str) -> float:
         # Each write of rows ends with a note there; listing the notes is cheap.
-        notes = self.store.stats(f"{folder}/{PROGRESS_FOLDER}")
+        notes = self.store.stats(f"{self._folder(step, attempt)}/{PROGRESS_FOLDER}")
         times = [stat.modified for stat in notes.values()]
+        with contextlib.suppress(MissingAttemptError):
+            # Its first rows may take long.
+            times.append(self.join(step, attempt).began)
         return time.time() - max(times, default=0.0)
 
     def _array_record(self, manifest: Manifest, name: str) -> ArrayRecord:

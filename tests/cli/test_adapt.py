@@ -197,9 +197,7 @@ class TestRefused:
             refused(planned(other), said)
 
     def test_no_update(self, encoder, refused):
-        for updates in ("0", "-1"):
-            arguments = planned(encoder, f"--updates={updates}")
-            refused(arguments, f"at least 1 as --updates, got {updates}")
+        refused(planned(encoder, "--updates=0"), "at least 1 as --updates, got 0")
 
     def test_no_encoder(self, text, monkeypatch, refused):
         monkeypatch.setattr(

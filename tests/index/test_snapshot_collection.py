@@ -69,17 +69,37 @@ def test_collection_keeps_the_newest_and_what_is_in_use(series):
 
 def test_collection_keeps_attempts_that_are_being_written(series):
     write_snapshot(series, 1)
-    writer = begin(series, 2)
-    dead = series.begin(3, corpus_fingerprint=CORPUS)
-    dead.write_file("x", b"1")
-    for path in Path(series.store.url("index/data")).glob("3-*/progress/*"):
-        os.utime(path, (0, 0))
+    # The first rows of the one may take long; nothing has come of the other for long.
+    writer = series.begin(2, corpus_fingerprint=CORPUS)
+    dead = begun_long_ago(series, 3)
     assert len(series.collect(keep=1, attempt_age_seconds=3600)) == 1
     with pytest.raises(MissingObjectError):
         series.join(3, dead.attempt)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
     write_rows(writer)
     series.verify(writer.commit())
     assert series.steps() == [1, 2]
+
+
+def begun_long_ago(series, step):
+    writer = series._begin(step, CORPUS, {}, began=0.0)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    write_rows(writer)
+    folder = Path(series.store.url(f"index/data/{step}-{writer.attempt}"))
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))
+    return writer
+
+
+def test_each_restart_of_a_builder_leaves_no_copy(series):
+    for _ in range(2):
+        begun_long_ago(series, 2)
+    other = begun_long_ago(series, 1)
+    resumed = series.resume(2, corpus_fingerprint=CORPUS, layouts=LAYOUTS)
+    attempts = {name.split("/")[2] for name in series.store.list("index/data")}
+    assert attempts == {f"1-{other.attempt}", f"2-{resumed.attempt}"}
+    resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    np.testing.assert_array_equal(series.read_array(resumed.commit(), EMBEDDINGS), ROWS)
 
 
 def test_collection_survives_a_damaged_manifest(series):

@@ -123,16 +123,15 @@ ROOMY = Lengths(LENGTHS.query, 2 * LENGTHS.document, 2 * LENGTHS.joined)
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("stage", "make_config", "changes"),
+    ("stage", "make_config"),
     [
-        (warm_start, tiny_world.warm_start_config, {}),
-        (pretrain, tiny_world.pretrain_config, {}),
-        (pretrain, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
-        (finetune, tiny_world.finetune_config, {}),
+        (warm_start, tiny_world.warm_start_config),
+        (pretrain, tiny_world.pretrain_config),
+        (finetune, tiny_world.finetune_config),
     ],
 )
 def test_a_stage_that_packs_trains_as_one_that_does_not(
-    world, tmp_path, stage, make_config, changes
+    world, tmp_path, stage, make_config
 ):
     # Dropout draws for each row, so that packed rows would differ.
     tiny = tiny_world.models(dropout=0.0)
@@ -145,7 +144,7 @@ def test_a_stage_that_packs_trains_as_one_that_does_not(
     for packs in (False, True):
         folder = tmp_path / str(packs)
         config = make_config(
-            world, folder, models=models, train_steps=3, pack_documents=packs, **changes
+            world, folder, models=models, train_steps=3, pack_documents=packs
         )
         assert stage.run(config, silent, NEVER)
         lines[packs] = list(read_metrics(str(folder)))

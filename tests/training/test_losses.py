@@ -118,18 +118,11 @@ def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates
     assert batch_means == pytest.approx(means, rel=1e-5)
 
 
-def test_dropout_only_with_a_key(corpus):
+def test_dropout_is_drawn_by_the_key(corpus):
     retriever, reader, params = make(corpus, KnowledgeEncoder, dropout=0.5)
-    inputs = pretrain_inputs(corpus)
-    likelihood = functools.partial(
-        jax.jit(PretrainLoss(retriever, reader).likelihood), params, inputs
-    )
-    without = [likelihood(None)[0].log_marginal for _ in range(2)]
-    np.testing.assert_array_equal(*without)
-    drawn = [likelihood(jax.random.key(i))[0].log_marginal for i in (0, 0, 1)]
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    assert (np.asarray(drawn[0]) != np.asarray(drawn[2]))[:2].all()
-    assert (np.asarray(drawn[0]) != np.asarray(without[0]))[:2].all()
+    inputs, loss = pretrain_inputs(corpus), jax.jit(PretrainLoss(retriever, reader))
+    drawn = [float(loss(params, inputs, jax.random.key(i))[0]) for i in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_all_masks_unscored_is_no_loss_and_no_nan(corpus):

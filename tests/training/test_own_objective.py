@@ -68,7 +68,11 @@ def test_a_run_trains_with_it_and_logs_its_metric(tmp_path):
     register_objective("perplexity_distillation")(perplexity_distillation)
     world = tiny.make(tmp_path / "world")
     config = tiny.pretrain_config(
-        world, tmp_path / "run", objective="perplexity_distillation"
+        world,
+        tmp_path / "run",
+        objective="perplexity_distillation",
+        train_steps=1,
+        refresh_mode="off",
     )
     assert pretrain.run(config, tiny.silent, tiny.NEVER)
     lines = list(read_metrics(config.model_dir))

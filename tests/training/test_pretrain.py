@@ -286,7 +286,7 @@ def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
     "mode",
     [
         "blocking",
-        *(pytest.param(m, marks=pytest.mark.full) for m in ("off", "async", "rolling")),
+        *(pytest.param(m, marks=pytest.mark.full) for m in ("async", "rolling")),
     ],
 )
 def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(

@@ -107,7 +107,7 @@ def config_of(world, folder, **changes):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"write_back": True}, {"write_back": True, "refresh_mode": "blocking"}],
+    [{"write_back": True}, {"write_back": True, "refresh_mode": "blocking"}],
     ids=str,
 )
 def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):

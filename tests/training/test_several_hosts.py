@@ -65,22 +65,15 @@ def alone(world, tmp_path_factory):
     return run
 
 
-def case(num_processes, devices, mesh, searcher="device", steps=20):
-    marks = pytest.mark.full if steps == 20 else ()
-    return pytest.param(num_processes, devices, mesh, searcher, steps, marks=marks)
-
-
 @pytest.mark.parametrize(
     ("num_processes", "devices", "mesh", "searcher", "steps"),
     [
-        case(2, 2, {"data": 1, "fsdp": 2, "model": 2}, steps=8),
-        case(2, 1, {}, "scann"),
-        case(1, 8, {"data": 8}),
-        case(1, 8, {"data": 1, "fsdp": 8}),
-        case(1, 8, {"data": 4, "model": 2}),
+        (2, 2, {"data": 1, "fsdp": 2, "model": 2}, "device", 8),
+        (2, 1, {}, "scann", 20),
+        (1, 8, {"data": 1, "fsdp": 8}, "device", 20),
         # Each process stands for a slice, which only `data` leaves.
-        case(2, 4, {"data": 2, "fsdp": 2, "model": 2, "slices": 2}),
-        case(4, 2, {"data": 4, "fsdp": 2}),
+        (2, 4, {"data": 2, "fsdp": 2, "model": 2, "slices": 2}, "device", 20),
+        (4, 2, {"data": 4, "fsdp": 2}, "device", 20),
     ],
 )
 def test_processes_train_as_one_does(

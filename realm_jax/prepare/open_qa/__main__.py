@@ -14,10 +14,16 @@ from collections.abc import Sequence
 
 from realm_jax.data.questions import write_questions
 from realm_jax.errors import BadInputError
+from realm_jax.extras import require_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    try:
+        require_extra("prepare", "python -m realm_jax.prepare.open_qa")
+    except BadInputError as error:
+        print(error, file=sys.stderr)
+        return 2
     # Imports TensorFlow, which takes seconds.
     from realm_jax.prepare.open_qa.sets import SETS, read_set
 
