@@ -40,6 +40,7 @@ from bench.minilm import (
 )
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.words import continues_word
+from realm_jax.errors import BadInputError
 from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.index.embed import EmbedConfig
@@ -364,6 +365,8 @@ class Measures:
 def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
     """Returns one value per question of both arms, kept in a file once measured."""
     path = pathlib.Path(study.folder(start, f"measured_{seed}.json"))
+    settings = json.loads(json.dumps(dataclasses.asdict(study)))
+    settings["realm"] = settings["realm"][start]
     if not path.exists():
         source = make_start(study, start, seed)
         # Before REALM, which copies the index that this builds.
@@ -390,8 +393,14 @@ def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
             }
             for line in read_metrics(realm)
         ]
-        path.write_text(json.dumps(arms))
-    return json.loads(path.read_text())
+        path.write_text(json.dumps({"of": settings, **arms}))
+    arms = json.loads(path.read_text())
+    if (of := arms.pop("of", None)) != settings:
+        raise BadInputError(
+            f"expected figures of {settings} in {path}, got those of {of}; give "
+            "another --work"
+        )
+    return arms
 
 
 def summarise(by_seed: dict[int, dict]) -> dict:

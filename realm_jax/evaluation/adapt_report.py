@@ -203,8 +203,9 @@ def _gained(probe: str, comparison: Mapping[str, Any], chosen: str) -> str:
     ]
     before = rows[BEFORE_TRAINING]
     fused = rows[fused_name(chosen)]
+    of = f" of {before.groups:,} articles" if before.groups else ""
     return (
-        f"{metric} of {before.count:,} {probe} {_percent(before)}, "
+        f"{metric} of {before.count:,} {probe}{of} {_percent(before)}, "
         f"{', '.join(changes)}; BM25 {_percent(rows[BM25])}, fused {_percent(fused)}"
     )
 

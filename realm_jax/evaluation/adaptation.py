@@ -67,12 +67,14 @@ class Probe:
       ids: int32 [query, length], `[CLS] x [SEP]`.
       judge: maps the scores of all blocks for some of the texts, and their numbers, to
         metrics with one value for each.
+      groups: article of each text, by number, where several are of one; or None.
     """
 
     name: str
     texts: Sequence[str]
     ids: Int[np.ndarray, "query length"]
     judge: Callable[[Scores, range], Mapping[str, np.ndarray]]
+    groups: Int[np.ndarray, " query"] | None = None
 
 
 def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
@@ -101,7 +103,8 @@ def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
     vocabulary = corpus.vocabulary
     marks = (0, vocabulary.cls, vocabulary.sep, vocabulary.mask)
     texts = [vocabulary.decode(row[~np.isin(row, marks)]) for row in ids]
-    return Probe(SENTENCES, texts, ids, judge)
+    articles = retrieval.articles_of(corpus, own[kept])
+    return Probe(SENTENCES, texts, ids, judge, articles)
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:
@@ -229,11 +232,12 @@ def measure(
     fused = [fused_name(label) for label in retrievers]
     baselines = [BM25, *(label for label in searches if label == ENCODER), *fused]
     return {
-        name: compare_with_first(
-            {label: of[label] for label in retrievers},
-            {label: of[label] for label in baselines},
+        probe.name: compare_with_first(
+            {label: found[probe.name][label] for label in retrievers},
+            {label: found[probe.name][label] for label in baselines},
+            probe.groups,
         )
-        for name, of in found.items()
+        for probe in probes
     }
 
 

@@ -163,13 +163,16 @@ class MaskedAccuracy:
 
 
 def paired(
-    first: np.ndarray, second: np.ndarray
+    first: np.ndarray, second: np.ndarray, groups: np.ndarray | None = None
 ) -> tuple[Interval, Interval, Interval]:
-    """Returns both means, and second - first by question, with their intervals."""
+    """Returns both means, and second - first by question, with their intervals.
+
+    `groups` are as in `retrieval.bootstrap_interval`.
+    """
     return (
-        bootstrap_interval(first),
-        bootstrap_interval(second),
-        paired_bootstrap_difference(first, second),
+        bootstrap_interval(first, groups),
+        bootstrap_interval(second, groups),
+        paired_bootstrap_difference(first, second, groups),
     )
 
 
@@ -183,11 +186,16 @@ def compare(per_question: Measured, baselines: Measured | None = None) -> Compar
     )
 
 
-def compare_with_first(per_question: Measured, baselines: Measured) -> Comparison:
-    """Returns all means and the differences of each model to the first."""
+def compare_with_first(
+    per_question: Measured, baselines: Measured, groups: np.ndarray | None = None
+) -> Comparison:
+    """Returns all means and the differences of each model to the first.
+
+    `groups` are as in `retrieval.bootstrap_interval`.
+    """
     first, *others = per_question
     pairs = ((first, other) for other in others)
-    return _compared(per_question, pairs, rows_of(baselines))
+    return _compared(per_question, pairs, rows_of(baselines, groups), groups)
 
 
 def compare_with_baselines(
@@ -207,21 +215,32 @@ def _compared(
     measured: Measured,
     pairs: Iterable[tuple[str, str]],
     baselines: Sequence[ComparisonRow] = (),
+    groups: np.ndarray | None = None,
 ) -> Comparison:
     differences = [
-        Difference(before, after, name, paired_bootstrap_difference(ours[name], values))
+        Difference(
+            before,
+            after,
+            name,
+            paired_bootstrap_difference(ours[name], values, groups),
+        )
         for before, after in pairs
         for ours in (measured[before],)
         for name, values in measured[after].items()
         if name in ours
     ]
-    return Comparison(rows_of(measured), differences, baselines)
+    return Comparison(rows_of(measured, groups), differences, baselines)
 
 
-def rows_of(per_question: Measured) -> list[ComparisonRow]:
+def rows_of(
+    per_question: Measured, groups: np.ndarray | None = None
+) -> list[ComparisonRow]:
     """Returns the mean of each metric with its interval, under each label."""
     return [
-        ComparisonRow(label, {k: bootstrap_interval(v) for k, v in metrics.items()})
+        ComparisonRow(
+            label,
+            {name: bootstrap_interval(of, groups) for name, of in metrics.items()},
+        )
         for label, metrics in per_question.items()
     ]
 
@@ -273,8 +292,14 @@ def compare_with_control(
 
 
 def masked_accuracy(
-    with_retrieval: np.ndarray, null_only: np.ndarray, utility: np.ndarray
+    with_retrieval: np.ndarray,
+    null_only: np.ndarray,
+    utility: np.ndarray,
+    articles: np.ndarray | None = None,
 ) -> MaskedAccuracy:
-    """Returns masked-span accuracy with intervals; arguments have a value per span."""
-    without, with_it, gain = paired(null_only, with_retrieval)
-    return MaskedAccuracy(with_it, without, gain, bootstrap_interval(utility))
+    """Returns masked-span accuracy with intervals; arguments have a value per span.
+
+    Spans of one of the `articles` depend on each other.
+    """
+    without, with_it, gain = paired(null_only, with_retrieval, articles)
+    return MaskedAccuracy(with_it, without, gain, bootstrap_interval(utility, articles))

@@ -61,6 +61,7 @@ from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.manifests import FileRecord
 from realm_jax.metrics.calibration import calibrate
 from realm_jax.metrics.curves import read_curves
+from realm_jax.metrics.retrieval import articles_of
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.placement import replicate
@@ -323,7 +324,10 @@ class _Evaluation:
             control=control,
             masked_accuracy=masked
             and comparisons.masked_accuracy(
-                masked.correct, masked.null_correct, masked.utility
+                masked.correct,
+                masked.null_correct,
+                masked.utility,
+                articles_of(self._corpus, np.asarray(masked.batch.source_block)),
             ),
             examples=masked_examples(masked, self._corpus, _NUM_EXAMPLES)
             if masked

@@ -7,12 +7,14 @@ judgements, query by query: the definitions of trec_eval (`recall_k`, `ndcg_cut_
 """
 
 import dataclasses
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import special
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
@@ -21,6 +23,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import contains_tokens, has_pattern
 
 RESAMPLES = 10_000
+_FEW = 30
 # Bound the memory for resampled values and for texts of blocks.
 _VALUES_AT_A_TIME = 4_000_000
 _BLOCKS_AT_A_TIME = 1024
@@ -30,12 +33,18 @@ Grades = Mapping[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The mean of some values with its bootstrap interval, and their number."""
+    """The mean of some values with its bootstrap interval, and their number.
+
+    Attributes:
+      groups: number of groups of values that depend on each other, such as articles of
+        sentences; None where each value stands for itself.
+    """
 
     mean: float
     low: float
     high: float
     count: int
+    groups: int | None = None
 
 
 def relevant_blocks(
@@ -106,6 +115,19 @@ def _rows_by_block(
     return dict(rows)
 
 
+def articles_of(
+    store: BlockStore, block_ids: Int[np.ndarray, " row"]
+) -> Int[np.ndarray, " row"]:
+    """Returns a number for the article of each block, of its own where there is none.
+
+    That is -1, for which a row counts as an article.
+    """
+    texts = store.texts(np.maximum(block_ids, 0))
+    _, articles = np.unique([text.source_id for text in texts], return_inverse=True)
+    rows = len(block_ids) + np.arange(len(block_ids))
+    return np.where(block_ids < 0, rows, articles)
+
+
 def recall_at_k(
     retrieved: Int[np.ndarray, "question neighbour"],
     relevant: Sequence[Collection[int]],
@@ -131,6 +153,7 @@ def recall_at_k(
 
 def bootstrap_interval(
     values: Float[np.ndarray, " question"],
+    groups: Int[np.ndarray, " question"] | None = None,
     *,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
@@ -138,19 +161,90 @@ def bootstrap_interval(
 ) -> Interval:
     """Returns the mean with its percentile bootstrap interval (Efron 1979).
 
-    Where all values are 0, or all are 1, resampling would give an interval of width 0;
-    Wilson's score interval (1927) is returned instead. `confidence` is the share of the
-    resampled means inside the interval; the same seed gives the same interval.
+    Values of one group depend on each other, such as those of sentences of one article.
+    With `groups`, which has that of each value, whole groups are drawn (Davison &
+    Hinkley 1997, section 3.8).
+
+    Of fewer than 30 values, or groups, it is Student's interval, for those of
+    resampling are too narrow then. Where all values are 0, or all are 1, it is Wilson's
+    score interval (1927). `confidence` is the share of the resampled means inside the
+    interval; the same seed gives the same interval.
     """
     values = np.asarray(values, np.float64)
-    if len(values) and values[0] in (0.0, 1.0) and (values == values[0]).all():
-        return _wilson_interval(float(values[0]), len(values), confidence)
-    return _bootstrap(values, confidence, resamples, seed)
+    sample = _Sample.of(values, groups)
+    if (values == values[0]).all() and values[0] in (0.0, 1.0):
+        return sample.wilson_interval(confidence)
+    if len(sample.sums) < _FEW:
+        return sample.student_interval(confidence)
+    return sample.bootstrap(confidence, resamples, seed)
 
 
-def _bootstrap(
-    values: np.ndarray, confidence: float, resamples: int, seed: int
-) -> Interval:
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+    """Values by their independent groups: the sum and the number of each."""
+
+    sums: Float[np.ndarray, " group"]
+    sizes: Int[np.ndarray, " group"]
+    is_grouped: bool
+
+    @classmethod
+    def of(cls, values: np.ndarray, groups: np.ndarray | None) -> "_Sample":
+        _require_finite(values)
+        if groups is None:
+            return cls(values, np.ones(len(values), int), False)
+        _, group_of = np.unique(groups, return_inverse=True)
+        return cls(np.bincount(group_of, values), np.bincount(group_of), True)
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.sum() / self.sizes.sum())
+
+    def bootstrap(self, confidence: float, resamples: int, seed: int) -> Interval:
+        count = len(self.sums)
+        generator = np.random.default_rng(seed)
+        rows = max(1, _VALUES_AT_A_TIME // count)
+        means = np.empty(resamples)
+        for start in range(0, resamples, rows):
+            part = means[start : start + rows]
+            drawn = generator.integers(count, size=(len(part), count))
+            number = self.sizes[drawn].sum(1) if self.is_grouped else count
+            part[:] = self.sums[drawn].sum(1) / number
+        tail = (1.0 - confidence) / 2.0
+        low, high = np.quantile(means, [tail, 1.0 - tail])
+        return self._interval(low, high)
+
+    def student_interval(
+        self, confidence: float, *, is_difference: bool = False
+    ) -> Interval:
+        """Returns Student's interval, of groups by the linearised ratio of their sums.
+
+        Of differences one more, of zero, counts in the deviation: a few that happen to
+        be equal would have none.
+        """
+        count, number = len(self.sums), self.sizes.sum()
+        if count == 1:
+            # Nothing is known but that rates differ by 1 at most.
+            return self._interval(self.mean - 1.0, self.mean + 1.0)
+        errors = np.square(self.sums - self.mean * self.sizes).sum()
+        if is_difference:
+            errors += np.square(self.mean * number / count)
+        deviation = math.sqrt(count / (count - 1) * errors) / number
+        width = deviation * float(special.stdtrit(count - 1, 0.5 + confidence / 2.0))
+        return self._interval(self.mean - width, self.mean + width)
+
+    def wilson_interval(self, confidence: float) -> Interval:
+        """Returns Wilson's score interval of a rate of 0 or 1."""
+        square = statistics.NormalDist().inv_cdf(0.5 + confidence / 2.0) ** 2
+        width = square / (len(self.sums) + square)
+        return self._interval(*((0.0, width) if self.mean == 0.0 else (1 - width, 1.0)))
+
+    def _interval(self, low: float, high: float) -> Interval:
+        groups = len(self.sums) if self.is_grouped else None
+        count = int(self.sizes.sum())
+        return Interval(self.mean, float(low), float(high), count, groups)
+
+
+def _require_finite(values: np.ndarray) -> None:
     count = len(values)
     if not count or not np.isfinite(values).all():
         raise BadInputError(
@@ -158,28 +252,12 @@ def _bootstrap(
             f"{count} of which {int(np.isfinite(values).sum())} are finite; check "
             "the evaluation that made them."
         )
-    generator = np.random.default_rng(seed)
-    rows = max(1, _VALUES_AT_A_TIME // count)
-    means = np.empty(resamples)
-    for start in range(0, resamples, rows):
-        part = means[start : start + rows]
-        part[:] = values[generator.integers(count, size=(len(part), count))].mean(1)
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(means, [tail, 1.0 - tail])
-    return Interval(float(values.mean()), float(low), float(high), count)
-
-
-def _wilson_interval(rate: float, count: int, confidence: float) -> Interval:
-    """Returns Wilson's score interval of a rate of 0 or 1."""
-    square = statistics.NormalDist().inv_cdf(0.5 + confidence / 2.0) ** 2
-    width = square / (count + square)
-    low, high = (0.0, width) if rate == 0.0 else (1.0 - width, 1.0)
-    return Interval(rate, low, high, count)
 
 
 def paired_bootstrap_difference(
     first: Float[np.ndarray, " question"],
     second: Float[np.ndarray, " question"],
+    groups: Int[np.ndarray, " question"] | None = None,
     *,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
@@ -187,8 +265,9 @@ def paired_bootstrap_difference(
 ) -> Interval:
     """Returns the mean of second - first, with its paired bootstrap interval.
 
-    Pairing by question removes the variance due to their difficulty, so the interval is
-    narrower than two separate ones suggest.
+    `groups` are as in `bootstrap_interval`; of few values or groups it is Student's
+    interval here, too. Pairing by question removes the variance due to their
+    difficulty, so the interval is narrower than two separate ones suggest.
     """
     if np.shape(first) != np.shape(second):
         raise BadInputError(
@@ -197,7 +276,10 @@ def paired_bootstrap_difference(
             "set."
         )
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    return _bootstrap(differences, confidence, resamples, seed)
+    sample = _Sample.of(differences, groups)
+    if len(sample.sums) < _FEW:
+        return sample.student_interval(confidence, is_difference=True)
+    return sample.bootstrap(confidence, resamples, seed)
 
 
 def best_of_groups(

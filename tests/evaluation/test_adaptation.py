@@ -19,6 +19,7 @@ from realm_jax.evaluation.comparisons import (
     compare_with_first,
     fused_name,
 )
+from realm_jax.metrics.retrieval import articles_of
 from tests.corpus_builder import build_corpus
 from tests.flipped import read_flipped
 
@@ -66,6 +67,12 @@ def test_a_copy_of_a_block_is_known(blocks):
     assert adaptation._copies(blocks, 20) == [20]
 
 
+def test_blocks_of_one_article_have_one_number(blocks):
+    found = articles_of(blocks, np.array([0, 14, 13, -1, 20, -1]))
+    assert found[0] == found[2]
+    assert len(set(found)) == 5
+
+
 def test_queries_are_judged_by_the_best_block_of_a_document(blocks):
     queries = [
         JudgedQuery("1", "When did Fosk burn?", {"article": 2, "copy": 1}),
@@ -102,7 +109,7 @@ def test_how_much_is_scored_is_shown(blocks):
     assert shown == [(done, 70, "queries scored") for done in (0, 64, 70)]
 
 
-def results(probe, before, taught, after, **others):
+def results(probe, before, taught, after, groups=None, **others):
     """The measurement of a probe, as `measure` returns it."""
     labels = (BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM)
     of_first = dict(zip(labels, (before, taught, after), strict=True))
@@ -113,12 +120,12 @@ def results(probe, before, taught, after, **others):
     }
     fused = {fused_name(label): of for label, of in named.items()}
     baselines = {BM25: named[BEFORE_TRAINING], **fused}
-    return {probe: compare_with_first(named, baselines)}
+    return {probe: compare_with_first(named, baselines, groups)}
 
 
-LOW, MIDDLE, HIGH = [0.1, 0.2, 0.3], [0.3, 0.4, 0.5], [0.5, 0.6, 0.7]
-# Its mean is the middle one's, and its difference to it is not known.
-EITHER = [0.5, 0.1, 0.6]
+LOW, MIDDLE, HIGH = [0.1, 0.2, 0.3] * 10, [0.3, 0.4, 0.5] * 10, [0.5, 0.6, 0.7] * 10
+# Its mean is a little above the middle one's, and its differences are not known.
+EITHER = [1.9, -1.5, 0.81] * 10
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,7 @@ def test_three_lines_say_what_happened(tmp_path):
     better = results("queries", LOW, HIGH, MIDDLE)
     gained, cost, export = summary_of(better, tmp_path, **spent)
     assert gained == (
-        "gained: nDCG@10 of 3 queries 20.0, 60.0 after the warm start "
+        "gained: nDCG@10 of 30 queries 20.0, 60.0 after the warm start "
         "(+40.0 [+40.0, +40.0]), 40.0 after REALM (+20.0 [+20.0, +20.0]); BM25 20.0, "
         "fused 60.0"
     )
@@ -178,6 +185,12 @@ def test_three_lines_say_what_happened(tmp_path):
     unknown = results("queries", HIGH, EITHER, EITHER)
     _, _, export = summary_of(unknown, tmp_path, **spent)
     assert "for training did not improve it for the queries; try" in export
+    # Of few articles little is known, however many sentences they have.
+    articles = np.repeat(range(3), 10)
+    of_few = results("held-out sentences", LOW, HIGH, EITHER, articles)
+    gained, *_ = summary_of(of_few, tmp_path, **spent)
+    assert "recall@5 of 30 held-out sentences of 3 articles 20.0, 60.0" in gained
+    assert of_few["held-out sentences"].differences[1].interval.low < 0
     gained, _, export = summary_of({}, tmp_path, **spent)
     assert "no article that was held out has two blocks" in gained
     assert "the encoder as it was, for nothing was measured; try" in export

@@ -1,5 +1,6 @@
 """Recall, rankings as trec_eval measures them, and intervals."""
 
+import dataclasses
 import json
 import pathlib
 import types
@@ -166,6 +167,53 @@ def test_bootstrap_interval_covers_the_truth_as_often_as_it_says():
     intervals = [bootstrap_interval(s, resamples=400) for s in samples]
     covered = np.mean([i.low <= 0.3 <= i.high for i in intervals])
     assert 0.90 <= covered <= 0.98
+
+
+def test_of_few_values_or_groups_it_is_students_interval():
+    values = np.random.default_rng(4).normal(0.6, 0.2, size=(7, 3))
+    for ours, sample in (
+        (bootstrap_interval(values[:, 0]), values[:, 0]),
+        # Groups of one size are so many means.
+        (bootstrap_interval(values.ravel(), np.repeat(range(7), 3)), values.mean(1)),
+    ):
+        peer = scipy.stats.t.interval(
+            0.95, df=6, loc=sample.mean(), scale=scipy.stats.sem(sample)
+        )
+        assert (ours.low, ours.high) == pytest.approx(peer)
+    assert (ours.count, ours.groups) == (21, 7)
+    alone = bootstrap_interval(np.array([0.4]))
+    assert (alone.low, alone.high) == pytest.approx((-0.6, 1.4))
+
+
+def test_groups_of_one_are_none():
+    values = np.random.default_rng(5).normal(size=80)
+    grouped = bootstrap_interval(values, np.arange(80))
+    assert grouped == dataclasses.replace(bootstrap_interval(values), groups=80)
+
+
+@pytest.mark.parametrize(("articles", "sentences"), [(8, 20), (40, 5)])
+def test_differences_of_articles_are_no_difference_of_models(articles, sentences):
+    """Each article has its own; over all of them there is none."""
+    generator = np.random.default_rng(6)
+    of_article = np.repeat(np.arange(articles), sentences)
+    found = {"with": 0, "without": 0}
+    for _ in range(400):
+        shift = generator.normal(0, 0.1, articles)[of_article]
+        before = generator.normal(size=articles * sentences)
+        after = before + shift + generator.normal(0, 0.1, len(before))
+        for label, groups in (("with", of_article), ("without", None)):
+            change = paired_bootstrap_difference(before, after, groups, resamples=200)
+            found[label] += change.low > 0 or change.high < 0
+    assert 0.02 < found["with"] / 400 < 0.09
+    assert found["without"] / 400 > 0.2
+
+
+def test_a_few_questions_that_agree_prove_nothing():
+    for count in (1, 2, 3):
+        change = paired_bootstrap_difference(np.zeros(count), np.ones(count))
+        assert change.mean == 1.0
+        assert change.low <= 0.0
+    assert paired_bootstrap_difference(np.zeros(8), np.ones(8)).low > 0.0
 
 
 def test_bootstrap_interval_repeats_and_its_memory_is_bounded(monkeypatch):
