@@ -108,7 +108,8 @@ class Chain:
     processes: int = 1
 
     def __post_init__(self):
-        ranges.require_ranges(self, root=ranges.PATH, processes=ranges.whole(1))
+        local = ranges.LOCAL_FOLDER._replace(advice="a MODEL_DIR may be in a bucket")
+        ranges.require_ranges(self, root=local, processes=ranges.whole(1))
         standard = [stage for stage in self.stages if isinstance(stage, str)]
         for command in standard:
             if command not in _MACROS:

@@ -3,7 +3,7 @@
 FIRST and SECOND are folders that `realm evaluate` has written, or files of
 predictions (predictions.jsonl, predictions_control.jsonl), of the same
 questions. The page shows each metric of both with the difference, SECOND minus
-FIRST, and its paired 95 % bootstrap interval; the settings, seeds, versions and
+FIRST, and its paired 95 % interval; the settings, seeds, versions and
 commits that differ, stage by stage; and the questions that one of them answers
 and the other does not.
 

@@ -5,7 +5,7 @@ before a warm start with BM25_WEIGHT, beside random blocks and BM25; exact match
 also by topic and by what training had seen; where questions are lost, and the
 calibration of p(y|x); masked spans with retrieval against the null document alone;
 curves, examples with their sources, and what each stage recorded of its settings; every
-mean with its 95 % bootstrap interval.
+mean with its 95 % interval.
 predictions.jsonl has an answer for every question, by its id, with its scores;
 `realm compare` puts two of them side by side. With FOLLOW it measures again whenever
 the corpus has a later version, or a stage has ended with a later checkpoint, until

@@ -2,8 +2,8 @@
 
 Of blocks: how often one that is relevant is among the first k. Of documents with graded
 judgements, query by query: the definitions of trec_eval (`recall_k`, `ndcg_cut_k`, and
-`recip_rank` of the first k), which BEIR, `pytrec_eval` and `ranx` share. A grade above
-0 is relevant.
+`recip_rank` of the first k), which BEIR, `pytrec_eval` and `ranx` share, but for the
+order of equal scores. A grade above 0 is relevant.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import contains_tokens, has_pattern
 
 RESAMPLES = 10_000
+# Below so many, resampling gives intervals that hold the mean too seldom.
 _FEW = 30
 # Bound the memory for resampled values and for texts of blocks.
 _VALUES_AT_A_TIME = 4_000_000
@@ -33,7 +34,7 @@ Grades = Mapping[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The mean of some values with its bootstrap interval, and their number.
+    """The mean of some values with its interval, and their number.
 
     Attributes:
       groups: number of groups of values that depend on each other, such as articles of

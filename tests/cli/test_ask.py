@@ -88,7 +88,8 @@ def server(finished, tmp_path_factory):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.process.pid, signal.SIGKILL)
-        server.process.communicate()
+        # What it said may have been read by a test.
+        server.process.wait()
 
 
 answered = functools.cache(tiny_run.answered)

@@ -29,7 +29,7 @@ from tests.index.tiny_builder import (
     read_embeddings,
     slow_embeddings,
 )
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -66,11 +66,11 @@ def race(stores, blocks, config):
     threads = [threading.Thread(target=run, args=(store,)) for store in stores]
     for thread in threads:
         thread.start()
-    wait_until(lambda: errors or index_series(stores[0]).steps(), 60)
+    wait_until(lambda: errors or index_series(stores[0]).steps())
     won = index_series(stores[0]).read_manifest(3)
     Heartbeat(stores[0], builder.TRAINER_ROLE).beat(3, "finished")
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert errors == []
     return won

@@ -143,6 +143,11 @@ def test_work_that_others_say_has_failed_is_no_success(run_roles, tmp_path):
     assert code == 1
 
 
+def test_a_chain_lies_on_this_machine():
+    with refused("root to be a folder of this machine, got 'gs://b/x'; a MODEL_DIR"):
+        Chain("gs://b/x", ())
+
+
 def test_a_chain_has_one_launcher(tmp_path):
     """A second one would take the processes of the first for leftovers."""
     runner = make_runner(tmp_path)
