@@ -38,7 +38,7 @@ from bench.command import (
 from bench.machine import machine, today
 from bench.pipeline import copy_first_index
 from bench.processes import PEERS_PYTHON, require_peers, run_json
-from bench.tables import percent, table
+from bench.tables import table
 from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.judgements import read_judgements
@@ -172,7 +172,7 @@ class Bench:
         """Returns the table of all rows."""
         before = np.array(found[UNTOUCHED][0]["values"])
         by_words = bootstrap_interval(np.array(found[UNTOUCHED][0]["bm25"]))
-        rows = [[BM25, percent(by_words), *[""] * 5]]
+        rows = [[BM25, by_words.percent(), *[""] * 5]]
         for method, seeds in found.items():
             values = np.mean([row["values"] for row in seeds], axis=0)
             fused = np.mean([row["fused"] for row in seeds], axis=0)
@@ -182,10 +182,10 @@ class Bench:
             rows.append(
                 [
                     LABELS[method],
-                    percent(bootstrap_interval(values)),
-                    "" if method == UNTOUCHED else percent(change, "+"),
+                    bootstrap_interval(values).percent(),
+                    "" if method == UNTOUCHED else change.percent("+.1f"),
                     ", ".join(own) if len(own) > 1 else "",
-                    percent(bootstrap_interval(fused)),
+                    bootstrap_interval(fused).percent(),
                     *(f"{cost:.1f}" if cost else "" for cost in costs),
                 ]
             )

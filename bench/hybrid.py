@@ -19,7 +19,7 @@ from bench.command import (
     require_room,
 )
 from bench.machine import machine, today
-from bench.tables import percent, table
+from bench.tables import table
 from realm_jax.answering.hybrid import DEPTH, BM25Index, fuse
 from realm_jax.data.judgements import read_judgements
 from realm_jax.evaluation import adaptation
@@ -73,7 +73,7 @@ def main() -> None:
             paired_bootstrap_difference(alone, found),
         )
         rows.append(
-            [label, percent(mean), "" if found is alone else percent(change, "+")]
+            [label, mean.percent(), "" if found is alone else change.percent("+.1f")]
         )
     names = {"RUN": flags.run, "QUERIES": flags.queries}
     text = "\n".join(

@@ -52,6 +52,7 @@ from realm_jax.evaluation.run import (
     CONTROL_PREDICTIONS_NAME,
     RECALL_AT,
 )
+from realm_jax.metrics.retrieval import Interval
 from realm_jax.prepare.open_qa.sets import DEV, is_dev
 from realm_jax.stages import EVALUATE
 
@@ -330,11 +331,10 @@ def as_text(results: Mapping[str, dict[str, Any]], command: str) -> str:
     return "\n\n".join(parts)
 
 
-def _cell(interval: Mapping[str, float] | None, form: str = ".1f") -> str:
+def _cell(interval: Mapping[str, Any] | None, form: str = ".1f") -> str:
     if interval is None:
         return ""
-    mean, low, high = (100 * interval[key] for key in ("mean", "low", "high"))
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+    return Interval(**interval).percent(form)
 
 
 def main() -> None:

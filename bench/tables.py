@@ -8,22 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from realm_jax.errors import BadInputError
-from realm_jax.metrics.retrieval import Interval
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def percent(interval: Interval, sign: str = "") -> str:
-    """Returns a rate in per cent with its interval, signed if `sign` is "+"."""
-    mean, low, high = (
-        format(100 * value, f"{sign}.1f")
-        for value in (interval.mean, interval.low, interval.high)
-    )
-    return f"{mean} [{low}, {high}]"
 
 
 def find_place(page: pathlib.Path, name: str) -> tuple[str, re.Pattern[str]]:

@@ -52,9 +52,7 @@ def main() -> None:
         for k in RECALL_AT:
             hits = recall_at_k(np.asarray(found.ids), relevant, k)
             change = paired_bootstrap_difference(base.setdefault(k, hits), hits)
-            low, high = 100 * change.low, 100 * change.high
-            row += f" {100 * hits.mean():.1f} ({100 * change.mean:+.1f} "
-            row += f"[{low:+.1f}, {high:+.1f}]) |"
+            row += f" {100 * hits.mean():.1f} ({change.percent('+.1f')}) |"
         print(row)
 
 

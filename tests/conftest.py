@@ -65,6 +65,23 @@ def bucket(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """The tiny world; read only."""
+    from tests import tiny_world
+
+    return tiny_world.make(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def traced_once():
+    """A module's stages trace the same program once."""
+    from tests import tiny_world
+
+    with tiny_world.traced_once():
+        yield
+
+
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """The folder of a finished chain; read only."""
     from tests import tiny_run

@@ -30,15 +30,7 @@ WEIGHT = 2.0
 MAX_SPAN = 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _traced_once():
-    with tiny.traced_once():
-        yield
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("world"))
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 @pytest.fixture(scope="module")

@@ -16,20 +16,9 @@ from realm_jax.training import finetune
 from tests import tiny_run
 from tests import tiny_world as tiny
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("traced_once")]
 
 EXAMPLES = tiny_run.ROOT / "examples"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _traced_once():
-    with tiny.traced_once():
-        yield
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

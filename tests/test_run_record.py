@@ -19,12 +19,6 @@ from tests import tiny_run
 from tests.flipped import read_flipped
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """The folder of a finished chain; read only."""
-    return tiny_run.finished(tmp_path_factory)
-
-
 def starts(folder):
     return run_record.read_records(open_store(folder))
 

@@ -179,10 +179,10 @@ def _why(measured: Mapping[str, Any]) -> str:
     if probe is None:
         return "nothing was measured"
     lost = [
-        f"{difference['metric']} {_points(change)} {_lowered(difference['after'])}"
+        f"{difference['metric']} {_points(difference)} {_lowered(difference['after'])}"
         for difference in measured[probe]["differences"]
         if difference["metric"] in _METRICS[probe]
-        and (change := Interval(**difference["interval"])).high < 0.0
+        and difference["interval"]["high"] < 0.0
     ]
     if not lost:
         return f"training did not improve it for the {probe}"
@@ -197,7 +197,7 @@ def _gained(probe: str, comparison: Mapping[str, Any], chosen: str) -> str:
     }
     changes = [
         f"{_percent(rows[difference['after']])} {_lowered(difference['after'])} "
-        f"({_points(Interval(**difference['interval']))})"
+        f"({_points(difference)})"
         for difference in comparison["differences"]
         if difference["metric"] == metric
     ]
@@ -219,10 +219,9 @@ def _percent(value: Interval) -> str:
     return f"{100 * value.mean:.1f}"
 
 
-def _points(gain: Interval) -> str:
+def _points(difference: Mapping[str, Any]) -> str:
     """Returns a difference in percentage points, with its 95 % interval."""
-    mean, low, high = (100 * value for value in (gain.mean, gain.low, gain.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return Interval(**difference["interval"]).percent("+.1f")
 
 
 def _costs(cost: Mapping[str, Any]) -> Iterator[str]:
@@ -236,12 +235,6 @@ def _costs(cost: Mapping[str, Any]) -> Iterator[str]:
     yield f"{cost['bytes'] / _GIB:.1f} GiB in the largest process"
 
 
-def figure(metric: str, value: Mapping[str, float], unit: str = "") -> str:
-    """Returns a metric of 100 with its 95 % interval, for a model card."""
-    mean, low, high = (100 * value[name] for name in ("mean", "low", "high"))
-    return f"{metric} {mean:.1f}{unit} [{low:.1f}, {high:.1f}]"
-
-
 def table_rows(folder: str, fingerprint: str) -> Iterator[tuple[str, str, str]]:
     """Yields the rows of a model card: of which texts, which retriever, the figures.
 
@@ -252,12 +245,15 @@ def table_rows(folder: str, fingerprint: str) -> Iterator[tuple[str, str, str]]:
         return
     for probe, comparison in report["measured"].items():
         for row in (*comparison["baselines"], *comparison["rows"]):
-            figures = [figure(name, value) for name, value in row["metrics"].items()]
+            figures = [
+                f"{name} {Interval(**value).percent()}"
+                for name, value in row["metrics"].items()
+            ]
             count = next(iter(row["metrics"].values()))["count"]
             yield f"{count:,} {probe}", row["label"], ", ".join(figures)
         for label in dict.fromkeys(d["after"] for d in comparison["differences"]):
             gains = [
-                f"{difference['metric']} {_points(Interval(**difference['interval']))}"
+                f"{difference['metric']} {_points(difference)}"
                 for difference in comparison["differences"]
                 if difference["after"] == label
             ]

@@ -19,7 +19,7 @@ from realm_jax import __version__
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.store_files import new_folder, require_free
 from realm_jax.evaluation import embedding_files
-from realm_jax.evaluation.adapt_report import figure, table_rows
+from realm_jax.evaluation.adapt_report import table_rows
 from realm_jax.evaluation.loading import FinishedRun, TrainedModel
 from realm_jax.evaluation.recorded import Overrides, parent, within
 from realm_jax.evaluation.report import JSON_NAME
@@ -28,6 +28,7 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotArray
 from realm_jax.manifests import unseal
 from realm_jax.metrics.curves import find_curve, measured, read_curves
+from realm_jax.metrics.retrieval import Interval
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
 from realm_jax.run_record import newest_record
 from realm_jax.stages import EVALUATE, TRAINING
@@ -274,7 +275,7 @@ def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str,
         of = f"`realm evaluate`, split {run['split']}"
         for row in [*comparison["baselines"], *comparison["rows"]]:
             recalls = [
-                figure(metric, value, " %")
+                f"{metric} {Interval(**value).percent()} %"
                 for metric, value in row["metrics"].items()
                 if metric.startswith("recall@")
             ]

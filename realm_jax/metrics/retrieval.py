@@ -47,6 +47,11 @@ class Interval:
     count: int
     groups: int | None = None
 
+    def percent(self, form: str = ".1f") -> str:
+        """Returns rates, or differences of rates, in per cent: "50.0 [45.1, 54.8]"."""
+        mean, low, high = (100 * value for value in (self.mean, self.low, self.high))
+        return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
 
 def relevant_blocks(
     store: BlockStore,

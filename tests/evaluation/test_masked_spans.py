@@ -22,16 +22,12 @@ from tests.tiny_world import LENGTHS
 NUM_CANDIDATES = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _traced_once():
-    with tiny_world.traced_once():
-        yield
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(world):
     """Corpus, models and what they make of the twelve held-out facts."""
-    world = tiny_world.make(tmp_path_factory.mktemp("world"))
     store = BlockStore.open(world.corpus)
     config = tiny_world.models().retriever_config(store.vocabulary.size)
     retriever, reader = Retriever(config), KnowledgeEncoder(config.bert)

@@ -40,17 +40,13 @@ QUESTION_MODELS = dataclasses.replace(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _traced_once():
-    with tiny_world.traced_once():
-        yield
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory, _traced_once):
+def chain(world, traced_once, tmp_path_factory):
     """A world and all three stages trained on it for a few steps."""
     folder = tmp_path_factory.mktemp("chain")
-    world = tiny_world.make(folder / "world")
     started = tiny_world.warm_start_config(world, folder / "warm_start")
     warm_start.run(started, silent, NEVER)
     source = {"warm_start": started.model_dir, "train_steps": 3}

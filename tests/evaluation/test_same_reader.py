@@ -31,17 +31,15 @@ NUM_READ = 3
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
+def stages(world, traced_once, tmp_path_factory):
     """A world, a warm start of it that trained nothing, and what was fine-tuned."""
-    with tiny_world.traced_once():
-        folder = tmp_path_factory.mktemp("stages")
-        world = tiny_world.make(folder / "world")
-        started = tiny_world.warm_start_config(world, folder / "start")
-        warm_start.run(started, silent, NEVER)
-        settings = {"warm_start": started.model_dir, "num_read": NUM_READ}
-        tuned = tiny_world.finetune_config(world, folder / "finetune", **settings)
-        finetune.run(tuned, silent, NEVER)
-        yield world, started, tuned
+    folder = tmp_path_factory.mktemp("stages")
+    started = tiny_world.warm_start_config(world, folder / "start")
+    warm_start.run(started, silent, NEVER)
+    settings = {"warm_start": started.model_dir, "num_read": NUM_READ}
+    tuned = tiny_world.finetune_config(world, folder / "finetune", **settings)
+    finetune.run(tuned, silent, NEVER)
+    return world, started, tuned
 
 
 @pytest.fixture(scope="module")

@@ -33,17 +33,13 @@ def models():
     return dataclasses.replace(tiny.models(), bert=make)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("world"))
-
-
 @pytest.fixture
 def unknown(monkeypatch):
     """As in a process that has not imported the encoder."""
     return lambda: monkeypatch.setattr(encoders._ENCODERS, "_things", {})
 
 
+@pytest.mark.full
 def test_every_stage_and_whoever_opens_a_model(world, tmp_path, unknown):
     before = tiny.pretrain_config(world, tmp_path / "pretrain", models=models())
     assert pretrain.run(before, tiny.silent, tiny.NEVER)

@@ -24,12 +24,6 @@ def run_here(root, corpus, *flags, **macros):
     return main([*arguments, *flags])
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """The folder of a finished chain; its corpus was made in one part."""
-    return tiny_run.finished(tmp_path_factory)
-
-
 @pytest.fixture
 def processes(monkeypatch):
     """A list that grows by the processes of each job, on a machine of four cores."""

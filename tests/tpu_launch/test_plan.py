@@ -88,6 +88,7 @@ def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be(pape
     assert 10.5 < minutes < 13.5
 
 
+@pytest.mark.full
 def test_the_wordpieces_of_prompts_are_computed_too():
     """Twelve before a query and forty before a document, null documents included."""
     prefixes = {"query_prefix": (1,) * 12, "document_prefix": (2,) * 40}

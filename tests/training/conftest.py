@@ -12,11 +12,6 @@ from tests.training.runs import stop_run
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory):
-    return tiny_world.make(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="session")
 def other_world(tmp_path_factory):
     """The same vocabulary and so the same model, but other blocks."""
     config = dataclasses.replace(tiny_world.WORLD, seed=1)
@@ -29,9 +24,8 @@ def corpus(world):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _traced_once():
-    with tiny_world.traced_once():
-        yield
+def _traced_once(traced_once):
+    """Every module here runs stages."""
 
 
 @pytest.fixture(scope="session")

@@ -66,9 +66,19 @@ def config_of(world, encoder, folder, **changes):
 
 
 @pytest.fixture(scope="module")
-def taught(world, encoder, tmp_path_factory):
+def told():
+    """The progress that was told of `taught`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def taught(world, encoder, told, tmp_path_factory):
     folder = tmp_path_factory.mktemp("taught")
-    assert warm_start.run(config_of(world, encoder, folder), silent, NEVER)
+
+    def report(done, total, values, what=""):
+        told.append((what, done, total))
+
+    assert warm_start.run(config_of(world, encoder, folder), report, NEVER)
     return folder
 
 
@@ -149,21 +159,15 @@ def test_a_resumed_run_is_the_same(world, encoder, taught, tmp_path):
 
 
 def test_how_much_of_the_corpus_is_embedded_is_shown_before_the_first_update(
-    world, encoder, corpus, tmp_path
+    taught, told, corpus
 ):
-    config, told = config_of(world, encoder, tmp_path, train_steps=1), []
-
-    def report(done, total, values, what=""):
-        told.append((what, done, total))
-
-    assert warm_start.run(config, report, NEVER)
-    embedded, updates = told[:-1], told[-1]
+    embedded, updates = told[:-3], told[-3:]
     done, size = [done for _, done, _ in embedded], corpus.num_blocks
     assert len(done) > 1
     assert done == sorted(done)
     assert embedded[-1] == ("blocks embedded", size, size)
     assert {(what, total) for what, _, total in embedded} == {("blocks embedded", size)}
-    assert updates == ("", 1, 1)
+    assert updates == [("", done, 3) for done in (1, 2, 3)]
 
 
 def test_the_encoder_that_it_began_with_can_be_opened_and_exported(

@@ -217,7 +217,7 @@ def test_a_checkpoint_is_opened_with_the_index_of_its_own_parameters(
         model.index(corpus)
 
 
-@pytest.mark.parametrize("killed_after", [3, 5])
+@pytest.mark.parametrize("killed_after", [3, pytest.param(5, marks=pytest.mark.full)])
 def test_killed_and_resumed_it_is_the_same_run(world, trained, tmp_path, killed_after):
     config = config_of(world, tmp_path)
     kill_run(finetune, config, killed_after)
@@ -228,11 +228,11 @@ def test_killed_and_resumed_it_is_the_same_run(world, trained, tmp_path, killed_
     assert found == expected
 
 
-@pytest.mark.parametrize("step", [2, 6])
+@pytest.mark.parametrize("step", [6, pytest.param(2, marks=pytest.mark.full)])
 def test_stopped_while_it_embeds_it_measures_later_what_was_to_be_measured(
     world, trained, tmp_path, monkeypatch, step
 ):
-    """Before update 3, and behind the last one."""
+    """Behind the last update, and before update 3."""
     config = config_of(world, tmp_path)
     build = IndexSource.build
 
@@ -273,6 +273,7 @@ def test_rolling_renews_every_row_within_a_period(world, corpus, tmp_path):
     np.testing.assert_allclose(index_of(tmp_path), embedded, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_rolling_goes_on_from_the_very_rows(world, tmp_path):
     whole, parted = (
         config_of(world, tmp_path / name, refresh_mode="rolling", refresh_period=3)
@@ -289,6 +290,7 @@ def test_rolling_goes_on_from_the_very_rows(world, tmp_path):
     assert ages == [1, 2, 3, 3, 3, 3]
 
 
+@pytest.mark.full
 def test_async_ends_with_the_index_that_a_builder_beside_it_makes(
     world, corpus, tmp_path
 ):

@@ -64,12 +64,11 @@ def assert_close(one, two):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_a_run_trains_with_it_and_logs_its_metric(tmp_path):
+def test_a_run_trains_with_it_and_logs_its_metric(world, tmp_path):
     register_objective("perplexity_distillation")(perplexity_distillation)
-    world = tiny.make(tmp_path / "world")
     config = tiny.pretrain_config(
         world,
-        tmp_path / "run",
+        tmp_path,
         objective="perplexity_distillation",
         train_steps=1,
         refresh_mode="off",
