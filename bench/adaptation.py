@@ -112,14 +112,9 @@ def main() -> None:
         **{"RUN": flags.run, "QUERIES": flags.queries, "QRELS": flags.qrels},
         **{"ENCODER": flags.encoder, "FOLDER": flags.work},
     }
-    text = "\n".join(
-        [
-            f"    {command_line('adaptation', names)}",
-            "",
-            bench.table(found),
-            "",
-            f"{today()}, {machine()}; {bench.corpus.num_blocks:,} blocks.",
-        ]
+    text = (
+        f"    {command_line('adaptation', names)}\n\n{bench.table(found)}\n\n"
+        f"{today()}, {machine()}; {bench.corpus.num_blocks:,} blocks."
     )
     publish(name, text, found, flags)
 

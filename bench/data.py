@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
-from bench.command import make_parser
-from bench.machine import machine, today
+from bench.command import make_parser, write_figures
+from bench.machine import machine, peak_gib, today
 from bench.tokenize import BATCH, batched, documents_of
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import (
@@ -100,9 +100,9 @@ def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
             measured[f"{times} x"] = {
                 "seconds": time.perf_counter() - began,
                 "blocks": store.num_blocks,
-                # The maximum of all processes so far; Linux reports kilobytes.
-                "worker_gib": _gib(resource.RUSAGE_CHILDREN),
-                "main_gib": _gib(resource.RUSAGE_SELF),
+                # The maximum of all processes so far.
+                "worker_gib": peak_gib(resource.RUSAGE_CHILDREN),
+                "main_gib": peak_gib(),
             }
     return {"workers": arguments.workers, "runs": measured}
 
@@ -145,7 +145,7 @@ def measure_update(arguments: argparse.Namespace) -> dict[str, Any]:
         "new_blocks": update.new_blocks,
         "seconds": seconds,
         # The maximum so far; it is at least what the update itself needs.
-        "main_gib": _gib(resource.RUSAGE_SELF),
+        "main_gib": peak_gib(),
     }
 
 
@@ -327,10 +327,6 @@ def _random_store(directory: pathlib.Path, num_blocks: int) -> None:
     )
 
 
-def _gib(who: int) -> float:
-    return resource.getrusage(who).ru_maxrss / (1 << 20)
-
-
 def _resident_mib() -> float:
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
@@ -385,10 +381,9 @@ def main() -> None:
         "machine": machine(),
         arguments.command: arguments.run(arguments),
     }
-    text = json.dumps(measured, indent=1)
-    print(text)
+    print(json.dumps(measured, indent=1))
     if arguments.output:
-        pathlib.Path(arguments.output).write_text(text + "\n")
+        write_figures(arguments.output, measured)
 
 
 if __name__ == "__main__":

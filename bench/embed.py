@@ -10,9 +10,9 @@ the command fails. Each measurement is a process of its own; they take turns.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
-import resource
 import sys
 import tempfile
 import time
@@ -24,18 +24,15 @@ import numpy as np
 from jaxtyping import Float
 
 from bench.command import command_line, make_parser, publish, reporting
-from bench.machine import machine, today
+from bench.index_embed import random_params, spread_blocks
+from bench.machine import machine, peak_gib, today
 from bench.processes import PEERS_PYTHON, medians, require_peers, run_json
 from bench.tables import table
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.training.initialization import initial_params
-from realm_jax.types import Lengths
-from realm_jax.weights.bert import load_bert
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.weights.bert import config_from_json, load_bert
 
 _MINILM = pathlib.Path(".cache/data/minilm-l6")
 _BATCH = 32
@@ -57,26 +54,18 @@ OURS = {
 _COSINES = {"float32": 0.999_99, "bfloat16": 0.999, "int8": 0.9}
 
 
-def _retriever(**settings: Any) -> RetrieverConfig:
-    bert = BertConfig(
-        vocab_size=30_522,
-        hidden_size=384,
-        num_layers=6,
-        num_heads=12,
-        mlp_size=1536,
-        activation="gelu",
-        **settings,
-    )
+def _retriever(weights: pathlib.Path, **settings: Any) -> RetrieverConfig:
+    bert = dataclasses.replace(config_from_json(weights), **settings)
     return RetrieverConfig(bert, pooling="mean")
 
 
 def time_ours(case: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
     """Embeds as the index builder does, and writes the embeddings."""
-    config = _retriever(**flags.settings)
+    config = _retriever(flags.weights, **flags.settings)
     store = BlockStore.open(flags.corpus)
     embed = document_embedder(config)
     params = jax.device_put(_params(flags.weights))
-    block_ids = _blocks(store, flags.blocks)
+    block_ids = spread_blocks(store, flags.blocks)
     sizes = EmbedConfig(flags.document_length, _BATCH)
     # Compiles every length; the blocks of a corpus are embedded by the shard.
     embeddings = embed_blocks(embed, params, store, block_ids, sizes)
@@ -86,24 +75,15 @@ def time_ours(case: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
         embeddings = embed_blocks(embed, params, store, block_ids, sizes)
         seconds.append(time.perf_counter() - began)
     np.save(case / "ours.npy", embeddings)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": seconds, "peak_gib": peak}
+    return {"seconds": seconds, "peak_gib": peak_gib()}
 
 
 def _params(weights: pathlib.Path) -> Any:
     """Returns MiniLM with a random projection, the same in every process."""
-    config = _retriever()
-    drawn, _ = initial_params(
-        Retriever(config), KnowledgeEncoder(config.bert), Lengths(), seed=0
-    )
-    tower = jax.device_get(drawn["retriever"]["tower"])
+    config = _retriever(weights)
+    tower = jax.device_get(random_params(config)["retriever"]["tower"])
     loaded = load_bert(weights, config.bert, needs_pooler=False)
     return {"tower": tower | {"bert": tower["bert"] | loaded}}
-
-
-def _blocks(store: BlockStore, count: int) -> np.ndarray:
-    count = min(count, store.num_blocks)
-    return np.linspace(0, store.num_blocks - 1, count).astype(np.int64)
 
 
 def _projected(
@@ -119,7 +99,7 @@ def _projected(
 def compare(case: pathlib.Path, flags: argparse.Namespace) -> dict[str, Any]:
     """Returns what was measured of each; they take turns."""
     store = BlockStore.open(flags.corpus)
-    block_ids = _blocks(store, flags.blocks)
+    block_ids = spread_blocks(store, flags.blocks)
     ids, segments = store.document_ids(block_ids, flags.document_length)
     np.savez(case / "inputs.npz", ids=ids, segments=segments)
     for file in ("config.json", "model.safetensors"):

@@ -89,11 +89,7 @@ def _compile(run: Callable[[PyTree], PyTree], params: PyTree) -> Pass:
 
 
 def settings_from(text: str) -> dict[str, Any]:
-    """Returns the setting that "name=value" gives; commas separate several.
-
-    Raises:
-      BadInputError: it is no setting of `BertConfig`.
-    """
+    """Returns the setting that "name=value" gives; commas separate several."""
     settings = {}
     known = {field.name for field in dataclasses.fields(BertConfig)}
     for one in text.split(","):

@@ -68,22 +68,14 @@ def main() -> None:
     alone = values["BM25 weighs 0"]
     rows = []
     for label, found in values.items():
-        mean, change = (
-            bootstrap_interval(found),
-            paired_bootstrap_difference(alone, found),
-        )
-        rows.append(
-            [label, mean.percent(), "" if found is alone else change.percent("+.1f")]
-        )
+        mean = bootstrap_interval(found).percent()
+        change = paired_bootstrap_difference(alone, found).percent("+.1f")
+        rows.append([label, mean, "" if found is alone else change])
     names = {"RUN": flags.run, "QUERIES": flags.queries}
-    text = "\n".join(
-        [
-            f"    {command_line('hybrid', names)}",
-            "",
-            table([f"{len(queries)} queries", METRIC, "change"], rows),
-            "",
-            f"{today()}, {machine()}; {corpus.num_blocks:,} blocks.",
-        ]
+    heads = [f"{len(queries)} queries", METRIC, "change"]
+    text = (
+        f"    {command_line('hybrid', names)}\n\n{table(heads, rows)}\n\n"
+        f"{today()}, {machine()}; {corpus.num_blocks:,} blocks."
     )
     publish("hybrid", text, values, flags)
 

@@ -9,8 +9,6 @@ has 13,353,718 rows, so what grows with rows must grow little.
 
 import argparse
 import pathlib
-import resource
-import shutil
 import struct
 import tempfile
 import time
@@ -19,6 +17,7 @@ import google_crc32c
 import jax
 import numpy as np
 
+from bench.machine import peak_gib
 from realm_jax.data.block_records import write_corpus
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.index.embed import EmbedConfig
@@ -72,22 +71,14 @@ def random_retriever() -> TrainedRetriever:
     return TrainedRetriever(0, config, variables["params"], "")
 
 
-def peak_mib() -> float:
-    """Returns the most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def main() -> None:
     """Prints peaks and times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=pathlib.Path)
     flags = parser.parse_args()
-    folder = pathlib.Path(tempfile.mkdtemp(dir=flags.folder))
-    try:
-        measure(folder, flags.rows)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir=flags.folder) as folder:
+        measure(pathlib.Path(folder), flags.rows)
 
 
 def measure(folder: pathlib.Path, rows: int) -> None:
@@ -96,22 +87,22 @@ def measure(folder: pathlib.Path, rows: int) -> None:
     stored = write_rows(folder / "rows", rows)
     retriever = random_retriever()
     vocabulary = WordPiece(list(PIECES))
-    print(f"{rows:,} rows; {peak_mib():,.0f} MiB before the import")
+    print(f"{rows:,} rows; {1024 * peak_gib():,.0f} MiB before the import")
     began = time.monotonic()
     corpus = write_corpus(str(folder / "corpus"), folder / "blocks.tfr", vocabulary)
-    print(f"corpus: {peak_mib():,.0f} MiB, {time.monotonic() - began:,.0f} s")
+    print(f"corpus: {1024 * peak_gib():,.0f} MiB, {time.monotonic() - began:,.0f} s")
     began = time.monotonic()
     done = []
 
     def read(start: int, stop: int) -> np.ndarray:
         done.append(stop)
         if len(done) % max(1, rows // EmbedConfig().shard_blocks // 4) == 0:
-            print(f"  {stop:,} rows: {peak_mib():,.0f} MiB")
+            print(f"  {stop:,} rows: {1024 * peak_gib():,.0f} MiB")
         return stored.rows(start, stop)
 
     store = open_store(folder / "model")
     import_index(store, corpus, retriever, EmbedConfig(), rows, read)
-    print(f"index: {peak_mib():,.0f} MiB, {time.monotonic() - began:,.0f} s")
+    print(f"index: {1024 * peak_gib():,.0f} MiB, {time.monotonic() - began:,.0f} s")
 
 
 if __name__ == "__main__":

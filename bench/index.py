@@ -13,7 +13,6 @@ of docs/benchmarks.md.
 """
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import os
@@ -22,17 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench import index_tables
 from bench.command import make_parser, write_figures
 from bench.index_embeddings import EmbeddingFiles, invent
-from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
+from bench.index_search import SEARCHERS, measure_searchers
 from bench.machine import machine, today
 from realm_jax.errors import BadInputError
-
-if TYPE_CHECKING:
-    from bench.index_refresh import RefreshPlan
 
 # Each process that searches imports this file to find its function, so what needs JAX
 # is imported by the part that needs it.
@@ -52,12 +48,12 @@ def measure_search(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
     """Measures every searcher on corpora of every size."""
     if arguments.embeddings:
         files = EmbeddingFiles(arguments.embeddings, arguments.queries, "given")
-        return [measure_searchers(files, _search_plan(arguments, in_turns=True))]
+        return [measure_searchers(files, arguments, in_turns=True)]
     measured = []
     for num_blocks in arguments.blocks:
-        plan = _search_plan(arguments, in_turns=num_blocks <= _MOST_IN_TURNS)
+        in_turns = num_blocks <= _MOST_IN_TURNS
         files = invent(folder, num_blocks, max(arguments.batches))
-        measured.append(measure_searchers(files, plan))
+        measured.append(measure_searchers(files, arguments, in_turns=in_turns))
         pathlib.Path(files.blocks).unlink()
     return measured
 
@@ -74,7 +70,7 @@ def measure_recall(arguments: argparse.Namespace, folder: Folder) -> dict[str, A
         document_length=arguments.document_length,
         num_queries=max(arguments.batches),
     )
-    measured = measure_searchers(files, _search_plan(arguments, in_turns=True))
+    measured = measure_searchers(files, arguments, in_turns=True)
     return {**measured, "embedded_blocks_per_second": speed}
 
 
@@ -107,30 +103,21 @@ def measure_publish(arguments: argparse.Namespace, folder: Folder) -> dict[str, 
     """Measures the time from the builder's commit to the trainer's swap."""
     from bench.index_refresh import measure_publishing
 
-    return measure_publishing(_refresh_plan(arguments, folder))
+    return measure_publishing(arguments, folder)
 
 
 def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
     """Measures steps per second with and without a builder on another core."""
     from bench.index_refresh import measure_beside_builder
 
-    return measure_beside_builder(_refresh_plan(arguments, folder))
+    return measure_beside_builder(arguments, folder)
 
 
 def measure_size(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
     """Measures seconds per step over indexes of every size, with ScaNN."""
     from bench.index_refresh import measure_sizes
 
-    plan = _refresh_plan(arguments, folder)
-    return measure_sizes(plan, arguments.blocks, arguments.num_steps)
-
-
-def _refresh_plan(arguments: argparse.Namespace, folder: Folder) -> "RefreshPlan":
-    from bench.index_refresh import RefreshPlan
-
-    given = vars(arguments) | {"folder": folder}
-    names = (field.name for field in dataclasses.fields(RefreshPlan))
-    return RefreshPlan(**{name: given[name] for name in names if name in given})
+    return measure_sizes(arguments, folder)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Folder], Any]] = {
@@ -141,12 +128,6 @@ PARTS: dict[str, Callable[[argparse.Namespace, Folder], Any]] = {
     "trainer": measure_trainer,
     "size": measure_size,
 }
-
-
-def _search_plan(arguments: argparse.Namespace, *, in_turns: bool) -> SearchPlan:
-    return SearchPlan(
-        arguments.searchers, arguments.batches, arguments.repetitions, in_turns
-    )
 
 
 def _missing(part: str, arguments: argparse.Namespace) -> str:
@@ -208,11 +189,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--questions", nargs="+", default=[], help="of `recall`: JSON lines")
     add("--document_length", type=int, default=288)
     add("--models", nargs="+", default=["tiny", "mini", "minilm"], choices=_MODELS)
-    # Of `publish`, `trainer` and `size`; see index_refresh.RefreshPlan.
+    # Of `publish`, `trainer` and `size`: that of both towers and the reader.
     add("--model", default="tiny", choices=_MODELS)
+    # In the indexes whose transfer is measured.
     add("--publish_blocks", type=int, default=100_000)
     add("--num_swaps", type=int, default=6)
+    # What the builder embeds beside the trainer.
     add("--trained_blocks", type=int, default=50_000)
+    # How long the builder runs, and then is stopped; and how often.
     add("--phase_seconds", type=float, default=15.0)
     add("--num_pairs", type=int, default=5)
     add("--num_steps", type=int, default=60)

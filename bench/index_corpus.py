@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, PyTree
 
+from bench.index_embed import random_params
 from bench.index_embeddings import DIMENSION, EmbeddingFiles
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_row
@@ -22,11 +23,9 @@ from realm_jax.index.embed import (
 )
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import open_store
-from realm_jax.training.initialization import initial_params, warm_start_params
-from realm_jax.types import Lengths
+from realm_jax.training.initialization import warm_start_params
 from realm_jax.weights.bert import config_from_json
 from realm_jax.weights.tensors import weights_file
 
@@ -87,9 +86,7 @@ def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree
     """
     if weights_file(pathlib.Path(folder)) is not None:
         config = RetrieverConfig(config_from_json(folder), DIMENSION, pooling="mean")
-        drawn, _ = initial_params(
-            Retriever(config), KnowledgeEncoder(config.bert), Lengths(), seed=0
-        )
+        drawn = random_params(config)
         params = warm_start_params(drawn, folder, config, store.vocabulary)
         return config, jax.device_put(params["retriever"])
     published = open_store(folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, PyTree
 
 from bench.index_search import spread
 from realm_jax.data.block_writer import Block, write_blocks
@@ -41,6 +41,19 @@ def bert_config(name: str, vocab_size: int) -> BertConfig:
     )
 
 
+def random_params(config: RetrieverConfig) -> PyTree:
+    """Returns parameters of a retriever and a reader, the same in every process."""
+    models = Retriever(config), KnowledgeEncoder(config.bert)
+    params, _ = initial_params(*models, Lengths(), seed=0)
+    return params
+
+
+def spread_blocks(store: BlockStore, count: int) -> Int[np.ndarray, " block"]:
+    """Returns so many blocks of a corpus, spread over it; at most all."""
+    count = min(count, store.num_blocks)
+    return np.linspace(0, store.num_blocks - 1, count).astype(np.int64)
+
+
 class _Counting:
     """Blocks padded to buckets or to full length; counts wordpieces and positions."""
 
@@ -70,17 +83,11 @@ def measure_embedding(
 ) -> dict[str, Any]:
     """Embeds blocks spread over a corpus, both ways, alternating."""
     config = RetrieverConfig(bert_config(model, store.vocabulary.size), 128)
-    drawn, _ = initial_params(
-        Retriever(config), KnowledgeEncoder(config.bert), Lengths(), seed=0
-    )
-    params = jax.device_put(drawn["retriever"])
-    count = min(MODELS[model][1], store.num_blocks)
-    block_ids = np.linspace(0, store.num_blocks - 1, count).astype(np.int64)
     return time_both_ways(
         document_embedder(config),
-        params,
+        jax.device_put(random_params(config)["retriever"]),
         store,
-        block_ids,
+        spread_blocks(store, MODELS[model][1]),
         EmbedConfig(document_length),
         repetitions,
     )

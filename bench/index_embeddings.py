@@ -32,9 +32,7 @@ class EmbeddingFiles:
     tuning: str = ""
 
 
-def invent(
-    folder: pathlib.Path, num_blocks: int, num_queries: int, seed: int = 0
-) -> EmbeddingFiles:
+def invent(folder: pathlib.Path, num_blocks: int, num_queries: int) -> EmbeddingFiles:
     """Invents embeddings that are clustered like those of text.
 
     Blocks lie near topics of very unequal size, in fewer dimensions than there are
@@ -42,7 +40,7 @@ def invent(
     length as a tower's LayerNorm makes them. Queries are drawn like blocks, and as many
     again for tuning.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     spectrum = np.arange(1, DIMENSION + 1) ** -0.5
     turn, _ = np.linalg.qr(generator.normal(size=(DIMENSION, DIMENSION)))
     axes = (spectrum[:, None] * turn).astype(np.float32)

@@ -4,6 +4,7 @@ The trainer is `realm pretrain`'s own, in a process on core 0; beside it, on cor
 runs the index builder, or a process that publishes indexes as fast as they are wanted.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -13,9 +14,10 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from multiprocessing.synchronize import Event
+from typing import Any
 
 import numpy as np
 
@@ -45,50 +47,25 @@ _TRAINER_CORE, _BUILDER_CORE = 0, 1
 _WARM_STEPS, _WARM_SWAPS = 5, 1
 # Minimum per phase, on a busy machine too: two make a step that is entirely in it.
 _FEWEST_STEPS = 4
+# Few enough steps between two retrievers to keep the builder busy.
+_REFRESH_PERIOD = 10
 _PATIENCE_SECONDS = 600.0
 
 
-class _Event(Protocol):
-    def is_set(self) -> bool: ...
-    def set(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class RefreshPlan:
-    """The models that are trained, and for how long.
-
-    Attributes:
-      model: model of both towers and the reader, by its name in `index_embed`.
-      publish_blocks: number of blocks in the indexes whose transfer is measured.
-      trained_blocks: number of blocks that the builder embeds beside the trainer.
-      refresh_period: steps between two retrievers, few enough to keep the builder busy.
-      phase_seconds: how long the builder runs, and then is stopped.
-      num_pairs: number of such pairs of phases.
-    """
-
-    folder: pathlib.Path
-    model: str = "tiny"
-    publish_blocks: int = 100_000
-    num_swaps: int = 6
-    trained_blocks: int = 50_000
-    refresh_period: int = 10
-    phase_seconds: float = 15.0
-    num_pairs: int = 5
-
-
-def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
+def measure_publishing(
+    flags: argparse.Namespace, folder: pathlib.Path
+) -> dict[str, Any]:
     """Measures the time from an index's commit to its use, and the cost of the swap."""
-    folder = plan.folder / "publish"
-    with Jobs(plan, folder, plan.publish_blocks, publish_indexes) as jobs:
+    num_blocks = flags.publish_blocks
+    with Jobs(flags.model, folder / "publish", num_blocks, publish_indexes) as jobs:
         steps, swaps = jobs.steps, []
-        while len(swaps) < plan.num_swaps + _WARM_SWAPS:
+        while len(swaps) < flags.num_swaps + _WARM_SWAPS:
             event = jobs.next_event()
             if isinstance(event, Mapping):
                 swaps.append(event)
     measured = swaps[_WARM_SWAPS:]
     return {
-        "blocks": plan.publish_blocks,
+        "blocks": num_blocks,
         "swaps": len(measured),
         "step_seconds": spread(np.diff(steps)[_WARM_STEPS:]),
         **{name: spread([swap[name] for swap in measured]) for name in measured[0]},
@@ -97,7 +74,7 @@ def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
 
 
 def measure_sizes(
-    plan: RefreshPlan, sizes: Sequence[int], num_steps: int
+    flags: argparse.Namespace, folder: pathlib.Path
 ) -> list[dict[str, Any]]:
     """Measures seconds per step over indexes of several sizes, searched with ScaNN.
 
@@ -105,42 +82,43 @@ def measure_sizes(
     trainer has one core for the steps and the searches beside them.
     """
     measured = []
-    for num_blocks in sizes:
-        folder = plan.folder / f"size-{num_blocks}"
+    for num_blocks in flags.blocks:
         jobs = Jobs(
-            plan,
-            folder,
+            flags.model,
+            folder / f"size-{num_blocks}",
             num_blocks,
             publish_indexes,
             searcher="scann",
             refresh_period=1_000_000,
         )
         with jobs:
-            while len(jobs.steps) < num_steps + _WARM_STEPS:
+            while len(jobs.steps) < flags.num_steps + _WARM_STEPS:
                 jobs.next_event()
         steps = np.diff(jobs.steps)[_WARM_STEPS:]
         measured.append({"blocks": num_blocks, "step_seconds": spread(steps)})
     return measured
 
 
-def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
+def measure_beside_builder(
+    flags: argparse.Namespace, folder: pathlib.Path
+) -> dict[str, Any]:
     """Compares steps per second while the builder runs with those while it is stopped.
 
     The builder is stopped and continued by signals, so that both halves of a pair have
     the same processes, seconds apart.
     """
-    folder = plan.folder / "trainer"
     phases: list[tuple[float, float]] = []
-    with Jobs(plan, folder, plan.trained_blocks, _build_indexes) as jobs:
+    num_blocks = flags.trained_blocks
+    with Jobs(flags.model, folder / "trainer", num_blocks, _build_indexes) as jobs:
         while len(jobs.steps) < _WARM_STEPS:
             jobs.next_event()
         try:
-            for number in range(2 * plan.num_pairs):
+            for number in range(2 * flags.num_pairs):
                 running = bool(number % 2)
                 jobs.signal(signal.SIGCONT if running else signal.SIGSTOP)
                 began, before = time.time(), len(jobs.steps)
                 while (
-                    time.time() - began < plan.phase_seconds
+                    time.time() - began < flags.phase_seconds
                     or len(jobs.steps) - before < _FEWEST_STEPS
                 ):
                     jobs.next_event()
@@ -155,8 +133,8 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
         medians.append(np.median(np.diff(steps[within])))
         costs.append(np.median(np.diff(cpu_seconds[within])))
     return {
-        "blocks": plan.trained_blocks,
-        "phase_seconds": plan.phase_seconds,
+        "blocks": num_blocks,
+        "phase_seconds": flags.phase_seconds,
         "steps_per_second": {
             "alone": spread(rates[::2]),
             "beside": spread(rates[1::2]),
@@ -179,18 +157,21 @@ class Jobs:
 
     def __init__(
         self,
-        plan: RefreshPlan,
+        model: str,
         folder: pathlib.Path,
         num_blocks: int,
-        other: Callable[[pretrain.PretrainConfig, _Event], None],
+        other: Callable[[pretrain.PretrainConfig, Event], None],
         **changes: Any,
     ):
-        """Writes a corpus of this many blocks; `changes` override the configuration."""
+        """Writes a corpus of this many blocks; `changes` override the configuration.
+
+        `model` is that of both towers and the reader, by its name in `index_embed`.
+        """
         corpus = _invent_corpus(folder / "corpus", num_blocks)
         context = multiprocessing.get_context("spawn")
         self._events, self._theirs = context.Pipe(duplex=False)
         self._stop = context.Event()
-        config = _config(plan, str(folder / "model"), corpus)
+        config = _config(model, str(folder / "model"), corpus)
         config = dataclasses.replace(config, **changes)
         self._jobs = [
             context.Process(
@@ -269,7 +250,7 @@ class _TimedRefresher(refresh.Refresher):
         return index
 
 
-def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) -> None:
+def _train(config: pretrain.PretrainConfig, events: Connection, stop: Event) -> None:
     """Trains until told to stop; reports the time of each step."""
     os.sched_setaffinity(0, {_TRAINER_CORE})
     pretrain.Refresher = _TimedRefresher
@@ -289,7 +270,7 @@ def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) ->
     pretrain.run(config, report, _as_threading(stop))
 
 
-def _build_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
+def _build_indexes(config: pretrain.PretrainConfig, stop: Event) -> None:
     """Runs the index builder."""
     os.sched_setaffinity(0, {_BUILDER_CORE})
     store, corpus = open_store(config.model_dir), BlockStore.open(config.corpus)
@@ -297,7 +278,7 @@ def _build_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
     IndexBuilder(store, corpus, builder).run(_as_threading(stop))
 
 
-def publish_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
+def publish_indexes(config: pretrain.PretrainConfig, stop: Event) -> None:
     """Publishes an index of random rows for every retriever, without embedding."""
     os.sched_setaffinity(0, {_BUILDER_CORE})
     store, corpus = open_store(config.model_dir), BlockStore.open(config.corpus)
@@ -329,7 +310,7 @@ def _publish(
     writer.commit()
 
 
-def _as_threading(stop: _Event) -> threading.Event:
+def _as_threading(stop: Event) -> threading.Event:
     """Returns an event of this process that follows one shared by all processes."""
     mine = threading.Event()
 
@@ -341,7 +322,7 @@ def _as_threading(stop: _Event) -> threading.Event:
     return mine
 
 
-def _config(plan: RefreshPlan, model_dir: str, corpus: str) -> pretrain.PretrainConfig:
+def _config(model: str, model_dir: str, corpus: str) -> pretrain.PretrainConfig:
     return pretrain.PretrainConfig(
         model_dir=model_dir,
         corpus=corpus,
@@ -349,9 +330,9 @@ def _config(plan: RefreshPlan, model_dir: str, corpus: str) -> pretrain.Pretrain
         train_steps=1_000_000,
         batch_size=_BATCH,
         num_candidates=_CANDIDATES,
-        refresh_period=plan.refresh_period,
+        refresh_period=_REFRESH_PERIOD,
         models=ModelFactory(
-            functools.partial(bert_config, plan.model), RetrieverConfig, LENGTHS
+            functools.partial(bert_config, model), RetrieverConfig, LENGTHS
         ),
         optimizer=OptimizerConfig,
         embed=EmbedConfig(LENGTHS.document),

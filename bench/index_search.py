@@ -5,6 +5,7 @@ then each searches once, in turns and never two at a time, so that a machine tha
 busy for a while slows all of them down alike.
 """
 
+import argparse
 import dataclasses
 import gc
 import multiprocessing
@@ -12,7 +13,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -51,21 +52,6 @@ _SHORTEST_SECONDS = 0.1
 _EXACT_CHUNK = 1 << 16
 
 
-class Measured(Protocol):
-    """Interface of a searcher that is measured."""
-
-    setting: str
-    device_mib: float
-
-    def search(self, queries: Float[np.ndarray, "query projection"]) -> np.ndarray:
-        """Returns the ids of the `K` best blocks of each query."""
-        ...
-
-    def tune(self, task: "_Task") -> None:
-        """Sets the cheapest sufficient search, if the searcher can be tuned."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class _Task:
     """What a process measures a searcher on.
@@ -99,6 +85,7 @@ class _Ours:
         self.setting = ""
 
     def search(self, queries: Float[np.ndarray, "query projection"]) -> np.ndarray:
+        """Returns the ids of the `K` best blocks of each query."""
         return np.asarray(self._searcher.search(queries, K).ids)
 
     def tune(self, task: _Task) -> None:
@@ -205,24 +192,15 @@ def exact_neighbours(
     return ids
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchPlan:
-    """The searchers that are measured, and how often.
+def measure_searchers(
+    files: EmbeddingFiles, flags: argparse.Namespace, *, in_turns: bool
+) -> dict[str, Any]:
+    """Builds every searcher on these embeddings, and measures its recall and speed.
 
-    Attributes:
-      searchers: names from `SEARCHERS`.
-      batches: numbers of queries searched at once; at most those that exist.
-      in_turns: whether all searchers are in memory at once, to be measured in turns.
+    With `in_turns` all searchers are in memory at once, and take turns. `flags` has
+    `searchers`, of `SEARCHERS`; `batches`, numbers of queries searched at once, at most
+    those that exist; and `repetitions`.
     """
-
-    searchers: Sequence[str] = SEARCHERS
-    batches: Sequence[int] = (64, 512)
-    repetitions: int = 5
-    in_turns: bool = True
-
-
-def measure_searchers(files: EmbeddingFiles, plan: SearchPlan) -> dict[str, Any]:
-    """Builds every searcher on these embeddings, and measures its recall and speed."""
     embeddings = np.load(files.blocks, mmap_mode="r")
     exact = exact_neighbours(embeddings, np.load(files.queries))
     tuning = None
@@ -231,7 +209,7 @@ def measure_searchers(files: EmbeddingFiles, plan: SearchPlan) -> dict[str, Any]
     rows: dict[str, dict[str, Any]] = {}
     target = 0.0
     processes = []
-    for name in plan.searchers:
+    for name in flags.searchers:
         if _is_pointless(name, len(embeddings), target):
             continue
         process = _Process(name, _Task(files, exact, tuning, target))
@@ -239,15 +217,15 @@ def measure_searchers(files: EmbeddingFiles, plan: SearchPlan) -> dict[str, Any]
         if name == "scann":
             target = process.built.get("recall_at_8", 0.0)
         processes.append(process)
-        if not plan.in_turns:
-            _time_in_turns(processes, rows, plan)
+        if not in_turns:
+            _time_in_turns(processes, rows, flags)
             processes = []
-    _time_in_turns(processes, rows, plan)
+    _time_in_turns(processes, rows, flags)
     return {
         "source": files.source,
         "num_blocks": len(embeddings),
         "num_queries": len(exact),
-        "in_turns": plan.in_turns,
+        "in_turns": in_turns,
         "searchers": rows,
     }
 
@@ -263,13 +241,15 @@ def _is_pointless(name: str, num_blocks: int, recall_of_scann: float) -> bool:
 
 
 def _time_in_turns(
-    processes: Sequence["_Process"], rows: dict[str, dict[str, Any]], plan: SearchPlan
+    processes: Sequence["_Process"],
+    rows: dict[str, dict[str, Any]],
+    flags: argparse.Namespace,
 ) -> None:
     alive = [process for process in processes if "failed" not in process.built]
-    seconds = {p.name: {batch: [] for batch in plan.batches} for p in alive}
-    for turn in range(plan.repetitions):
+    seconds = {p.name: {batch: [] for batch in flags.batches} for p in alive}
+    for turn in range(flags.repetitions):
         for process in alive if turn % 2 else reversed(alive):
-            for batch in plan.batches:
+            for batch in flags.batches:
                 seconds[process.name][batch].append(process.time(batch))
     for process in processes:
         process.stop()
@@ -328,7 +308,7 @@ def _serve(connection: Connection, name: str, task: _Task) -> None:
     make("faiss flat" if make is _Faiss else name, few).search(few)
     before = _anonymous_mib()
     began = time.perf_counter()
-    searcher: Measured = make(name, embeddings)
+    searcher = make(name, embeddings)
     build_seconds = time.perf_counter() - began
     began = time.perf_counter()
     searcher.tune(task)

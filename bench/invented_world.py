@@ -286,7 +286,7 @@ def run_warm_start(world: World, recipe: Recipe, model_dir: str) -> None:
         seed=recipe.seed,
         log_period=50,
     )
-    warm_start.run(config, _silent, threading.Event())
+    warm_start.run(config, lambda *_: None, threading.Event())
 
 
 def run_pretrain(world: World, recipe: Recipe, model_dir: str, start: str) -> None:
@@ -310,7 +310,7 @@ def run_pretrain(world: World, recipe: Recipe, model_dir: str, start: str) -> No
         seed=recipe.seed,
         log_period=20,
     )
-    pretrain.run(config, _silent, threading.Event())
+    pretrain.run(config, lambda *_: None, threading.Event())
 
 
 def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
@@ -352,7 +352,3 @@ def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
         likelihood=float(np.exp(likelihood.log_marginal).mean()),
         null_likelihood=float(np.exp(likelihood.log_null).mean()),
     )
-
-
-def _silent(step: int, total: int, values, what: str = "") -> None:
-    """Discards progress reports."""

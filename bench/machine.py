@@ -4,6 +4,7 @@ import datetime
 import os
 import pathlib
 import platform
+import resource
 
 
 def machine() -> str:
@@ -21,6 +22,11 @@ def machine() -> str:
         found = [name for name, flag in _UNITS.items() if flag in flags]
         units = f" ({', '.join(found)})" if found else ""
     return f"{os.cpu_count()} CPU cores, {processor}{units}"
+
+
+def peak_gib(who: int = resource.RUSAGE_SELF) -> float:
+    """Returns the most memory that this process, or one of its children, has had."""
+    return resource.getrusage(who).ru_maxrss / 2**20  # Linux reports kilobytes.
 
 
 def today() -> str:

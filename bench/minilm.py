@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.words import continues_word
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
 from realm_jax.index.source import IndexSource
@@ -19,11 +20,13 @@ from realm_jax.training.index_metrics import HeldOutQuestions
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
-from realm_jax.types import Lengths
+from realm_jax.types import Lengths, PretrainBatch
 
 LENGTHS = Lengths(query=64, document=96, joined=112)
+EMBED = EmbedConfig(document_length=LENGTHS.document)
 NUM_CANDIDATES = 5
 
 
@@ -87,7 +90,7 @@ def reader_config(
         projection="pca",
         mixture=ReaderMixture(0.75, 0.1, 0.15),
         spans="together",
-        embed=EmbedConfig(document_length=LENGTHS.document),
+        embed=EMBED,
         log_period=20,
         checkpoint_period=100,
     )
@@ -117,11 +120,18 @@ def load_searcher(
     model_dir: str, store: BlockStore, config: RetrieverConfig, step: int
 ) -> Searcher:
     """Returns a searcher of the index that belongs to a checkpoint."""
-    embed = EmbedConfig(document_length=LENGTHS.document)
-    source = IndexSource(open_store(model_dir), store, config, embed, "device")
+    source = IndexSource(open_store(model_dir), store, config, EMBED, "device")
     index = source.load(step)
     assert index is not None
     return index.searcher
+
+
+def holding_answer(
+    store: BlockStore, block_ids: np.ndarray, batch: PretrainBatch
+) -> np.ndarray:
+    """Returns which blocks that were found for masked sentences hold the answer."""
+    continues = continues_word(store.vocabulary.pieces)
+    return holds_answer(store, block_ids, batch, LENGTHS.joined, continues)
 
 
 def fill_in(

@@ -128,15 +128,6 @@ _RECALLS = tuple(map(recall_name, RECALL_AT))
 _HEADS = ("", *_RECALLS, EXACT_MATCH, F1, "not read, wrong block, wrong span")
 
 
-@dataclasses.dataclass(frozen=True)
-class Updates:
-    """Updates of each stage."""
-
-    warm_start: int
-    pretrain: int
-    finetune: int
-
-
 def write_text(
     corpus: str, folder: pathlib.Path, one_in: int, path: pathlib.Path
 ) -> set[str]:
@@ -214,12 +205,10 @@ def _question(record: Mapping[str, Any], name: str, split: str) -> Question:
     )
 
 
-def write_chains(output: pathlib.Path, updates: Updates) -> None:
-    """Writes the gin file of each run and of each set."""
+def write_chains(output: pathlib.Path, updates: Mapping[str, int]) -> None:
+    """Writes the gin file of each run and of each set, with the updates of stages."""
     for run, text in {**_RUNS, **dict.fromkeys(SETS, _MEASURED)}.items():
-        filled = (_SETTINGS + text).format(
-            output=output, run=run, **dataclasses.asdict(updates)
-        )
+        filled = (_SETTINGS + text).format(output=output, run=run, **updates)
         (output / f"{run}.gin").write_text(filled)
 
 
@@ -351,7 +340,8 @@ def main() -> None:
     parser.add_argument("--finetune", type=int, default=180, help="updates")
     flags = parser.parse_args()
     output: pathlib.Path = flags.output
-    updates = Updates(flags.warm_start, flags.pretrain, flags.finetune)
+    stages = ("warm_start", "pretrain", "finetune")
+    updates = {stage: getattr(flags, stage) for stage in stages}
     places = argparse.Namespace(page=flags.page)
     with reporting("open_qa", places):
         output.mkdir(parents=True, exist_ok=True)

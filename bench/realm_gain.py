@@ -24,14 +24,17 @@ import pathlib
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from bench.command import write_figures
 from bench.machine import machine
 from bench.minilm import (
+    EMBED,
     LENGTHS,
     fill_in,
+    holding_answer,
     load_searcher,
     models,
     optimizer,
@@ -39,11 +42,9 @@ from bench.minilm import (
     restored,
 )
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
-from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.metrics.retrieval import (
@@ -56,7 +57,6 @@ from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.index_metrics import HeldOutQuestions
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from realm_jax.types import NULL_BLOCK
 
@@ -144,11 +144,6 @@ class Study:
     score_unmasked: bool
     realm: Mapping[str, Realm]
 
-    @property
-    def embed(self) -> EmbedConfig:
-        """Settings for embedding blocks."""
-        return EmbedConfig(document_length=LENGTHS.document)
-
     def models(self, start: str) -> ModelFactory:
         """Returns the models of a start."""
         return models(start, span_scorer=self.span_scorer)
@@ -179,9 +174,11 @@ def _train_reader(
     mixture: ReaderMixture,
     source: str = "",
 ) -> str:
-    model_dir = study.folder(run)
+    config = reader_config(
+        study.folder(run), study.corpus, study.name, study.weights, steps
+    )
     config = dataclasses.replace(
-        reader_config(model_dir, study.corpus, study.name, study.weights, steps),
+        config,
         models=study.models("strong"),
         optimizer=optimizer(learning_rate, 1.0, 20),
         reader_warm_start=source,
@@ -189,8 +186,7 @@ def _train_reader(
         score_unmasked=study.score_unmasked,
         seed=1 if source else 0,
     )
-    warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
-    return model_dir
+    return _run(warm_start, config)
 
 
 def make_start(study: Study, start: str, seed: int) -> str:
@@ -198,9 +194,8 @@ def make_start(study: Study, start: str, seed: int) -> str:
     strong = start == "strong"
     if strong:  # It has no random part.
         seed = 0
-    model_dir = study.folder(start, f"start_{seed}")
     config = WarmStartConfig(
-        model_dir=model_dir,
+        model_dir=study.folder(start, f"start_{seed}"),
         corpus=study.corpus,
         task=f"{study.name}_salient" if strong else "",
         pairs_task="" if strong else f"{study.name}_ict",
@@ -216,16 +211,14 @@ def make_start(study: Study, start: str, seed: int) -> str:
         log_period=10,
         checkpoint_period=50,
     )
-    warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
-    return model_dir
+    return _run(warm_start, config)
 
 
 def train_realm(study: Study, start: str, source: str, seed: int) -> str:
     """Returns the model directory of REALM's updates from a start."""
-    model_dir = study.folder(start, f"realm_{seed}")
     realm = study.realm[start]
     config = PretrainConfig(
-        model_dir=model_dir,
+        model_dir=study.folder(start, f"realm_{seed}"),
         corpus=study.corpus,
         task=f"{study.name}_salient",
         train_steps=realm.steps,
@@ -242,26 +235,18 @@ def train_realm(study: Study, start: str, source: str, seed: int) -> str:
         held_out_examples=100,
         frozen=realm.frozen,
         embeddings_from_index="retriever/document_tower" in realm.frozen,
-        embed=study.embed,
+        embed=EMBED,
         seed=seed,
         log_period=10,
         checkpoint_period=20,
     )
-    pretrain.run(config, functools.partial(_report, model_dir), threading.Event())
-    return model_dir
+    return _run(pretrain, config)
 
 
 def train_answers(study: Study, start: str, source: str, run: str, seed: int) -> str:
     """Returns the model directory of fine-tuning from a stage."""
-    model_dir = study.folder(start, f"{run}_{seed}")
-    finetune.run(
-        dataclasses.replace(
-            _finetune_config(study, start, model_dir), warm_start=source, seed=seed
-        ),
-        functools.partial(_report, model_dir),
-        threading.Event(),
-    )
-    return model_dir
+    config = _finetune_config(study, start, study.folder(start, f"{run}_{seed}"))
+    return _run(finetune, dataclasses.replace(config, warm_start=source, seed=seed))
 
 
 def _finetune_config(study: Study, start: str, model_dir: str) -> FinetuneConfig:
@@ -275,10 +260,17 @@ def _finetune_config(study: Study, start: str, model_dir: str) -> FinetuneConfig
         num_read=3,
         models=study.models(start),
         optimizer=optimizer(3e-4, 0.1, 10),
-        embed=study.embed,
+        embed=EMBED,
         log_period=10,
         checkpoint_period=50,
     )
+
+
+def _run(stage: Any, config: Any) -> str:
+    """Trains, unless that is done, and returns the model directory."""
+    report = functools.partial(_report, config.model_dir)
+    stage.run(config, report, threading.Event())
+    return config.model_dir
 
 
 class Measures:
@@ -300,7 +292,7 @@ class Measures:
             open_store(model_dir),
             self._store,
             config,
-            self._study.embed,
+            EMBED,
             "device",
             donors=donors,
         )
@@ -329,13 +321,7 @@ class Measures:
             480,
         )
         found = spans.block_ids[:, 1:] != NULL_BLOCK
-        holds = found & holds_answer(
-            self._store,
-            spans.block_ids[:, 1:],
-            spans.batch,
-            LENGTHS.joined,
-            continues_word(self._store.vocabulary.pieces),
-        )
+        holds = found & holding_answer(self._store, spans.block_ids[:, 1:], spans.batch)
         gain = spans.log_candidates[:, 1:] - spans.log_null[:, None]
         return {
             "documents with the answer": float(holds[found].mean()),

@@ -29,11 +29,19 @@ import optax
 
 from bench.command import write_figures
 from bench.machine import machine
-from bench.minilm import LENGTHS, fill_in, held_out_questions, models, restored
-from bench.realm_gain import REALM, Study, make_start
+from bench.minilm import (
+    EMBED,
+    LENGTHS,
+    fill_in,
+    held_out_questions,
+    holding_answer,
+    models,
+    restored,
+)
+from bench.realm_gain import REALM, RECALL_AT, Study, make_start
 from realm_jax.answering.masks import read_masks
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.words import continues_word
+from realm_jax.data.features import in_chunks
 from realm_jax.index.candidates import own_candidates
 from realm_jax.index.embed import document_embedder, embed_blocks, query_embedder
 from realm_jax.index.searchers import make_searcher
@@ -41,10 +49,8 @@ from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
-from realm_jax.training.reader_documents import holds_answer
 from realm_jax.types import NULL_BLOCK, Candidates, PretrainBatch
 
-RECALL_AT = (1, 5, 20)
 NORMALIZATIONS = ("candidates", "corpus")
 _BATCH = 64
 # How much worse a document without the answer is than one with it, in nats.
@@ -88,7 +94,7 @@ class Bench:
             self._params["retriever"],
             store,
             np.arange(store.num_blocks),
-            study.embed,
+            EMBED,
         )
         self.sentences = self._read(study, num_sentences)
         ids, self._relevant = held_out_questions(store, study.questions)
@@ -112,8 +118,8 @@ class Bench:
         def run(params: Any, ids: jax.Array) -> jax.Array:
             return bert.apply({"params": params}, ids, jnp.zeros_like(ids), True).pooled  # pyright: ignore[reportAttributeAccessIssue]
 
-        parts = [ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)]
-        return np.concatenate([np.asarray(run(params, part)) for part in parts])
+        parts = [np.asarray(run(params, part)) for part in in_chunks(ids, _BATCH)]
+        return np.concatenate(parts)
 
     def _read(self, study: Study, count: int) -> Sentences:
         found = fill_in(
@@ -133,6 +139,7 @@ class Bench:
             (block_ids == NULL_BLOCK)[..., None], null, self.blocks[block_ids]
         )
         valid = np.isfinite(found.log_retrieval)
+        holds = holding_answer(self._store, found.block_ids, found.batch)
         return Sentences(
             features=self._features(np.asarray(found.batch.query_ids)),
             embeddings=embeddings,
@@ -140,16 +147,7 @@ class Bench:
                 [found.log_candidates, own_likelihood[:, None]], axis=1
             ),
             valid=np.concatenate([valid, has_own[:, None]], axis=1),
-            holds=np.pad(
-                holds_answer(
-                    self._store,
-                    found.block_ids,
-                    found.batch,
-                    LENGTHS.joined,
-                    continues_word(self._store.vocabulary.pieces),
-                ),
-                ((0, 0), (0, 1)),
-            ),
+            holds=np.pad(holds, ((0, 0), (0, 1))),
             source=source,
         )
 
@@ -282,15 +280,11 @@ def main() -> None:
     parser.add_argument("--reader_steps", type=int, default=900)
     parser.add_argument("--ict_steps", type=int, default=40)
     flags = parser.parse_args()
+    given = ("corpus", "name", "questions", "weights", "work")
+    steps = ("reader_steps", "ict_steps")
     study = Study(
-        corpus=flags.corpus,
-        name=flags.name,
-        questions=flags.questions,
+        **{name: getattr(flags, name) for name in (*given, *steps)},
         split="dev",
-        weights=flags.weights,
-        work=flags.work,
-        reader_steps=flags.reader_steps,
-        ict_steps=flags.ict_steps,
         finetune_steps=0,
         span_scorer=False,
         score_unmasked=False,

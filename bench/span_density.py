@@ -8,7 +8,6 @@ if a span of it is drawn (`data/batch_order.py`).
 
 import argparse
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 
@@ -20,13 +19,12 @@ from realm_jax.errors import BadInputError
 _DENSEST = 0.1
 
 
-def share_of_densest(per_block: np.ndarray, densest: float = _DENSEST) -> float:
+def share_of_densest(per_block: np.ndarray) -> float:
     """Returns the share of all examples that are from the densest blocks.
 
-    `per_block` is the number of examples from each block of the corpus, and `densest`
-    the share of the blocks to count, those with the most examples first.
+    `per_block` is the number of examples from each block of the corpus.
     """
-    kept = round(densest * len(per_block))
+    kept = round(_DENSEST * len(per_block))
     return float(np.sort(per_block)[::-1][:kept].sum() / per_block.sum())
 
 
@@ -46,10 +44,10 @@ def epoch_by_block(examples: Examples, spans: Spans, num_blocks: int) -> np.ndar
     return np.bincount(source[rows], minlength=num_blocks)
 
 
-def _report(examples: Examples, num_blocks: int, show: Callable[[str], None]) -> None:
+def _report(examples: Examples, num_blocks: int) -> None:
     for spans in (Spans.ALL, Spans.ONE_PER_SENTENCE):
         per_block = epoch_by_block(examples, spans, num_blocks)
-        show(
+        print(
             f"{spans.value}: an epoch has {per_block.sum():,} examples; the densest "
             f"{_DENSEST:.0%} of {num_blocks:,} blocks give "
             f"{share_of_densest(per_block):.1%} of them"
@@ -65,7 +63,7 @@ def main() -> None:
     folder = pathlib.Path(arguments.corpus) / "examples" / arguments.task / "train"
     try:
         store = BlockStore.open(arguments.corpus)
-        _report(Examples.open(folder), store.num_blocks, print)
+        _report(Examples.open(folder), store.num_blocks)
     except BadInputError as error:
         raise SystemExit(str(error)) from error
 

@@ -10,6 +10,7 @@ found by giving both tokenizers each character of the words that differ.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,6 +19,7 @@ import os
 import re
 import statistics
 import time
+import types
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +32,7 @@ from bench.tables import table
 from realm_jax.data.corpus import chunk_each
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import PreAnnotated
-from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
@@ -158,7 +160,7 @@ def time_texts(
     for turn, batch in enumerate(batches):
         # Another order each time: who comes first finds the texts in no cache.
         for name in _rotated(list(entered), turn):
-            with _Threads(entered[name].threads):
+            with _threads(entered[name].threads):
                 began = time.perf_counter()
                 tokenizers[name](batch)
                 seconds[name] += time.perf_counter() - began
@@ -171,41 +173,28 @@ def time_blocks(
     vocabulary: WordPiece,
 ) -> dict[str, float]:
     """Returns the seconds of making blocks of documents, with each that can."""
+    # As a vocabulary: `encode` is asked for sentences longer than a block alone.
     makers = {
-        name: _Vocabulary(one.start(), vocabulary.encode)
+        name: types.SimpleNamespace(ids_batch=one.start(), encode=vocabulary.encode)
         for name, one in entered.items()
         if one.makes_blocks
     }
     seconds = dict.fromkeys(makers, 0.0)
     for turn, batch in enumerate(batches):
         for name in _rotated(list(makers), turn):
-            with _Threads(False):
+            with _threads(False):
                 began = time.perf_counter()
                 chunk_each(batch, makers[name], PreAnnotated(), _CHUNK_LENGTH)  # pyright: ignore[reportArgumentType]
                 seconds[name] += time.perf_counter() - began
     return seconds
 
 
-@dataclasses.dataclass(frozen=True)
-class _Vocabulary:
-    """What making blocks asks of a vocabulary."""
-
-    ids_batch: Tokenize
-    # Only of sentences that are longer than a block.
-    encode: Callable[[str], Encoding]
-
-
-class _Threads:
+@contextlib.contextmanager
+def _threads(on: bool) -> Iterator[None]:
     """Has `tokenizers` use all cores, or one."""
-
-    def __init__(self, on: bool):
-        self._on = on
-
-    def __enter__(self) -> None:
-        os.environ[_THREADS] = "true" if self._on else "false"
-
-    def __exit__(self, *error: object) -> None:
-        del os.environ[_THREADS]
+    os.environ[_THREADS] = "true" if on else "false"
+    yield
+    del os.environ[_THREADS]
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:

@@ -21,7 +21,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import resource
 import sys
 import tempfile
 import time
@@ -33,7 +32,7 @@ import numpy as np
 import safetensors.numpy
 
 from bench.command import command_line, make_parser, publish, reporting
-from bench.machine import machine, today
+from bench.machine import machine, peak_gib, today
 from bench.processes import (
     PEERS_PYTHON,
     medians,
@@ -304,11 +303,10 @@ def time_ours(
         began = time.perf_counter()
         state, _ = jax.block_until_ready(step(state, inputs))
         seconds.append(time.perf_counter() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {
         "loss": float(value),
         "seconds": seconds[1:],
-        "peak_gib": peak,
+        "peak_gib": peak_gib(),
         "teraflop": flops / 1e12,
         **({"packed": compute(metrics)["packed"]} if packs else {}),
     }
@@ -322,45 +320,39 @@ def models(size: Size, **settings: Any) -> tuple[Retriever, KnowledgeEncoder]:
     return Retriever(towers), KnowledgeEncoder(bert)
 
 
-@dataclasses.dataclass
-class Runner:
-    """Starts measurements."""
-
-    python: pathlib.Path
-    steps: int
-    rounds: int
-
-    def compare(self, folder: pathlib.Path, size: str, dtype: str) -> dict[str, Any]:
-        """Returns seconds, memory and loss of each; they take turns."""
-        arguments = [str(folder), f"--steps={self.steps}"]
-        commands = {
-            name: [
-                *(str(self.python), "-m", "bench.peers.realm_torch"),
-                *(peer[0], *arguments, f"--dtype={dtype}", *peer[1:]),
-            ]
-            for name, peer in PEERS.items()
-        } | {
-            name: [
-                *(sys.executable, "-m", "bench.train_step", f"--case={folder}"),
-                *(f"--size={size}", f"--settings={json.dumps(settings)}"),
-                f"--steps={self.steps}",
-                *(["--packs"] if name == _PACKED else []),
-            ]
-            for name, settings in ARMS[dtype].items()
-            if name != _PACKED or (folder / _PACKING_FILE).exists()
-        }
-        found: dict[str, Any] = {name: [] for name in commands}
-        for _ in range(self.rounds):
-            for name, command in commands.items():
-                found[name].append(run_json(command))
-        losses = {name: runs[0]["loss"] for name, runs in found.items()}
-        spread = max(losses.values()) - min(losses.values())
-        if dtype == "float32" and spread > _TOLERANCE:
-            raise BadInputError(
-                f"expected the same loss from all, got {losses}; one of them computes "
-                "something else"
-            )
-        return {name: medians(runs) for name, runs in found.items()}
+def compare(
+    flags: argparse.Namespace, folder: pathlib.Path, size: str, dtype: str
+) -> dict[str, Any]:
+    """Returns seconds, memory and loss of each; they take turns."""
+    arguments = [str(folder), f"--steps={flags.steps}"]
+    commands = {
+        name: [
+            *(str(flags.peers), "-m", "bench.peers.realm_torch"),
+            *(peer[0], *arguments, f"--dtype={dtype}", *peer[1:]),
+        ]
+        for name, peer in PEERS.items()
+    } | {
+        name: [
+            *(sys.executable, "-m", "bench.train_step", f"--case={folder}"),
+            *(f"--size={size}", f"--settings={json.dumps(settings)}"),
+            f"--steps={flags.steps}",
+            *(["--packs"] if name == _PACKED else []),
+        ]
+        for name, settings in ARMS[dtype].items()
+        if name != _PACKED or (folder / _PACKING_FILE).exists()
+    }
+    found: dict[str, Any] = {name: [] for name in commands}
+    for _ in range(flags.rounds):
+        for name, command in commands.items():
+            found[name].append(run_json(command))
+    losses = {name: runs[0]["loss"] for name, runs in found.items()}
+    spread = max(losses.values()) - min(losses.values())
+    if dtype == "float32" and spread > _TOLERANCE:
+        raise BadInputError(
+            f"expected the same loss from all, got {losses}; one of them computes "
+            "something else"
+        )
+    return {name: medians(runs) for name, runs in found.items()}
 
 
 def rows(results: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -447,7 +439,7 @@ def _compare(flags: argparse.Namespace, place: str) -> None:
     pin_to_cores(_CORES)
     if flags.lengths == ["real"] and not flags.corpus:
         raise BadInputError("expected a CORPUS for --lengths real, got none; name one")
-    runner, results = Runner(flags.peers, flags.steps, flags.rounds), []
+    results = []
     for name in flags.sizes:
         size = SIZES[name]
         inputs = {}
@@ -463,7 +455,7 @@ def _compare(flags: argparse.Namespace, place: str) -> None:
                     packing = packed_lengths(size, flags.corpus, flags.task)
                 write_case(case, size, given, packing)
                 for dtype in flags.dtypes:
-                    found = runner.compare(case, name, dtype)
+                    found = compare(flags, case, name, dtype)
                     result = {"size": name, "lengths": lengths, "dtype": dtype}
                     results.append({**result, "measured": found})
                     print(json.dumps(results[-1]), flush=True)

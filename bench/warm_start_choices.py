@@ -25,17 +25,10 @@ from typing import Any
 import numpy as np
 
 from bench.command import write_figures
-from bench.minilm import (
-    LENGTHS,
-    fill_in,
-    models,
-    optimizer,
-    reader_config,
-    restored,
-)
+from bench.minilm import EMBED, fill_in, models, optimizer, reader_config, restored
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.provenance import stage_times
-from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
+from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import Searcher, make_searcher
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.metrics.retrieval import bootstrap_interval
@@ -89,7 +82,8 @@ def train(flags: argparse.Namespace, name: str, model_dir: str) -> None:
         model_dir, flags.corpus, flags.name, flags.weights, flags.steps
     )
     changes["optimizer"] = functools.partial(optimizer(rate, 1.0, 20), clip=clip)
-    warm_start.run(dataclasses.replace(config, **changes), _silent, threading.Event())
+    config = dataclasses.replace(config, **changes)
+    warm_start.run(config, lambda *_: None, threading.Event())
 
 
 class Measures:
@@ -146,7 +140,7 @@ class Measures:
             params["retriever"],
             self._store,
             np.arange(self._store.num_blocks),
-            EmbedConfig(document_length=LENGTHS.document),
+            EMBED,
         )
         return make_searcher("device", embeddings)
 
@@ -173,10 +167,6 @@ def _with_equal_weights(spans) -> np.ndarray:
     retrieved = spans.log_candidates[:, 1:]
     count = np.log(retrieved.shape[1])
     return np.logaddexp.reduce(retrieved, axis=1) - count
-
-
-def _silent(step: int, total: int, values: Mapping[str, float], what: str = "") -> None:
-    """Discards progress reports."""
 
 
 def main() -> None:

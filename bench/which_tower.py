@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.minilm import held_out_questions, load_searcher, models, restored
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import in_chunks
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
 from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
@@ -37,9 +38,9 @@ def main() -> None:
     for name in ("before", "after"):
         model_dir = getattr(flags, name)
         trained = restored(model_dir)
-        parts = [ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)]
         retriever = trained.tree["retriever"]
-        queries[name] = np.concatenate([np.asarray(embed(retriever, p)) for p in parts])
+        parts = [np.asarray(embed(retriever, part)) for part in in_chunks(ids, _BATCH)]
+        queries[name] = np.concatenate(parts)
         indexes[name] = load_searcher(model_dir, store, config, trained.step)
     base: dict[int, np.ndarray] = {}
     print("| queries | index |" + "".join(f" recall@{k} |" for k in RECALL_AT))

@@ -15,8 +15,8 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.data.questions import Question
-from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import is_right
+from realm_jax.prepare.seqio_tasks import add_to_registry
 
 TRAIN = "train"
 
@@ -58,7 +58,7 @@ def register_closed_book(
     *,
     prompt: str = "",
 ) -> str:
-    """Registers the task `name`, with the splits of the questions.
+    """Registers the task `name`, with the splits of the questions; returns the name.
 
     Its examples have `inputs` (the question) and `targets` (the first answer, or a
     text that the first pattern matches), tokenized, and for evaluation `id`, `answers`
@@ -67,37 +67,23 @@ def register_closed_book(
 
     Args:
       name: letters, digits and underscores.
-      questions: questions of any splits.
       vocabulary: vocabulary of the model; bytes by default.
       prompt: prefix of every question, such as "nq question: ".
-
-    Returns:
-      The name.
-
-    Raises:
-      BadInputError: the name is in use, or SeqIO does not allow it.
     """
     vocabulary = vocabulary or seqio.ByteVocabulary()
     feature = seqio.Feature(vocabulary, add_eos=True)
-    try:
-        seqio.TaskRegistry.add(
-            name,
-            # SeqIO's protocol requires more than its own base class provides.
-            source=_source(name, questions, prompt),  # pyright: ignore[reportArgumentType]
-            preprocessors=[
-                seqio.preprocessors.tokenize,
-                seqio.CacheDatasetPlaceholder(),
-                seqio.preprocessors.append_eos,
-            ],
-            output_features={"inputs": feature, "targets": feature},
-            postprocess_fn=references_or_prediction,
-            metric_fns=[exact_match_percent],
-        )
-    except ValueError as error:
-        raise BadInputError(
-            f"expected a new task name of letters, digits and underscores, got "
-            f"{name!r} ({error}); choose another."
-        ) from error
+    add_to_registry(
+        name,
+        source=_source(name, questions, prompt),
+        preprocessors=[
+            seqio.preprocessors.tokenize,
+            seqio.CacheDatasetPlaceholder(),
+            seqio.preprocessors.append_eos,
+        ],
+        output_features={"inputs": feature, "targets": feature},
+        postprocess_fn=references_or_prediction,
+        metric_fns=[exact_match_percent],
+    )
     return name
 
 

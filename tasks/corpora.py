@@ -41,7 +41,7 @@ def register(
     document_length: int = inverse_cloze.DOCUMENT_LENGTH,
     **settings: Any,
 ) -> list[str]:
-    """Registers the tasks of a corpus, such as `<name>_blocks`.
+    """Registers the tasks of a corpus, such as `<name>_blocks`; returns their names.
 
     Args:
       name: letters, digits and underscores.
@@ -65,14 +65,6 @@ def register(
       document_length: length of a document in wordpieces, special ones included.
       **settings: the other lengths, shards, validation split and seed, see
         `realm_jax.prepare.corpus_tasks.corpus_tasks`.
-
-    Returns:
-      The names of the tasks.
-
-    Raises:
-      BadInputError: there is no corpus at `source`, it has another vocabulary, there
-        is no such tagger, a length leaves no room for an example, a task of this name
-        is registered already, or documents cannot be made into blocks.
     """
     if corpus is None:
         store = BlockStore.open(source)

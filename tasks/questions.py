@@ -24,7 +24,7 @@ def register_questions(
     prompt: str = "",
     **lengths: int,
 ) -> str:
-    """Registers the tasks `name` and `<name>_closed_book`.
+    """Registers the tasks `name` and `<name>_closed_book`; returns the first name.
 
     The first is for the retrieving reader (`types.QuestionBatch`), the second for a
     T5 (`closed_book.register_closed_book`). They have the splits of the set.
@@ -40,13 +40,6 @@ def register_questions(
       prompt: prefix of every closed-book question.
       **lengths: lengths of the first task, see
         `realm_jax.prepare.corpus_tasks.question_task`.
-
-    Returns:
-      The name of the first task.
-
-    Raises:
-      BadInputError: the set is missing or malformed, a pattern is too long, or a name
-        is in use.
     """
     questions = read_set(kind, path)
     register_question_task(name, questions, vocabulary, **lengths)

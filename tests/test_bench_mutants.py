@@ -1,6 +1,5 @@
 """What `bench/mutants.py` changes in a source, draws, and tries first."""
 
-import ast
 import itertools
 
 from bench.mutants import draw, files_by_distance, find_again
@@ -41,9 +40,6 @@ def mutants(source: str) -> list[str]:
 def test_a_mistake_makes_another_program():
     for source, expected in _MISTAKES.items():
         assert mutants(source) == expected
-        for mutant in expected:
-            compile(mutant, "mutant", "exec")
-            assert ast.dump(ast.parse(mutant)) != ast.dump(ast.parse(source))
 
 
 def test_types_and_what_people_read_are_left_alone():

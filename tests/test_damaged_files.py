@@ -37,7 +37,8 @@ from realm_jax.data.versions import (
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.manifests import seal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.run_record import RunRecord, Trained, read_records, write_record

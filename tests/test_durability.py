@@ -13,11 +13,11 @@ import optax
 import pytest
 
 from realm_jax.data.examples import write_examples
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.state import create_state
-from tests.index.snapshot_files import CORPUS, ROWS
+from tests.index.snapshot_files import write_snapshot
 
 
 class Disk:
@@ -105,12 +105,7 @@ def test_what_others_have_written_is_synced(disk, tmp_path):
 
 def test_a_snapshot_is_on_disk_before_its_commit(disk, tmp_path):
     series = SnapshotSeries(open_store(tmp_path / "runs" / "model"), "index")
-    writer = series.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
-    writer.write_file("scann/assets.bin", b"assets")
-    for start in range(0, len(ROWS), 8):
-        writer.write_rows(EMBEDDINGS, start, ROWS[start : start + 8])
-    writer.commit()
+    write_snapshot(series, 7)
     commit = tmp_path / "runs/model/index/commits/7.json"
     before = disk.at[str(commit)]
     assert disk.lost(tmp_path / "runs/model/index/data", before, tmp_path) == []

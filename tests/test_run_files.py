@@ -4,11 +4,12 @@ import dataclasses
 import itertools
 import re
 
-from realm_jax.cli import configuration
+from realm_jax import run_record
 from realm_jax.stages import STAGES
 from realm_jax.training import initialization
 from realm_jax.training.warm_start import frozen_parameters
 from tests import tiny_run
+from tests.cli.chains import configs_of, configuration_of, stages_of
 
 # Chain -> padded lengths of its stages.
 # Lengths of training on sentences, and on questions.
@@ -27,13 +28,8 @@ WITH_MODELS = [stage for stage in tiny_run.CHAIN if stage != "prepare"]
 
 
 def read(stage, files, root, *more):
-    """Returns the configuration that a command would run with."""
-    parser = configuration.make_parser(f"realm {stage}", "")
-    bindings = [*tiny_run.bindings(stage, root), *more]
-    arguments = [f"--gin_file={file}" for file in files]
-    arguments += [f"--gin.{binding}" for binding in bindings]
-    configuration.parse(parser, arguments, stage)
-    return configuration.configured(STAGES[stage].load_config())
+    """Returns the configuration of a command that is given tiny_run's macros."""
+    return configuration_of(stage, files, [*tiny_run.bindings(stage, root), *more])
 
 
 def run_file(stage):
@@ -158,65 +154,42 @@ def test_the_papers_run_is_the_papers(tmp_path):
         assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
 
-def stages_of(name):
-    """Yields the stages of a chain with the configuration each would run with."""
-    from tpu_launch import local
-    from tpu_launch.chain import ChainCommands
-
-    chain_file = str(tiny_run.GIN / "runs" / f"{name}.gin")
-    parser = configuration.make_parser("python -m tpu_launch", "")
-    configuration.parse(parser, [f"--gin_file={chain_file}"])
-    commands = ChainCommands(configuration.configured(local.Chain), [chain_file])
-    for stage in commands.stages:
-        configuration.parse(parser, commands.main(stage)[1:], stage.command)
-        yield stage, configuration.configured(STAGES[stage.command].load_config())
-
-
 def test_chains_read_for_every_stage():
     for name, (lengths, of_questions) in CHAINS.items():
-        stages = list(stages_of(name))
-        assert [stage.command for stage, _ in stages] == list(tiny_run.CHAIN)
-        for stage, config in stages:
+        configs = configs_of(run_file(name))
+        assert list(configs) == list(tiny_run.CHAIN)
+        for command, config in configs.items():
             assert config.corpus == f"runs/{name}/corpus"
-            if stage.command in ("pretrain", "evaluate"):
+            if command in ("pretrain", "evaluate"):
                 assert config.models.lengths == lengths
-            if stage.command == "finetune":
+            if command == "finetune":
                 assert config.models.lengths == of_questions
-            if stage.command == "evaluate":
+            if command == "evaluate":
                 assert config.finetuned.models.lengths == of_questions
-            if stage.command in ("pretrain", "finetune", "evaluate"):
+            if command in ("pretrain", "finetune", "evaluate"):
                 assert config.embed.shard_blocks == 2048
-
-
-def settled(config):
-    """The values of a configuration, as long as gin holds what its factories bind."""
-    values = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
-    }
-    models = values.pop("models", None)
-    if models is not None:
-        values["sizes"] = models.retriever_config(100), models.lengths
-    optimizer = values.pop("optimizer", None)
-    if optimizer is not None and config.train_steps:
-        values["optimizer"] = optimizer(total_steps=100)
-    if "finetuned" in values:
-        values["finetuned"] = settled(config.finetuned)
-    return values
 
 
 def test_the_control_is_the_quickstart_without_realm():
     """Whatever the quickstart binds; each stage may differ in what is named here."""
     quickstart, control = (
-        {stage.command: (stage, settled(config)) for stage, config in stages_of(name)}
+        {
+            # As long as gin holds what its factories bind.
+            stage.command: (stage, run_record.settings_of(config))
+            for stage, _, config in stages_of(run_file(name))
+        }
         for name in ("quickstart", "quickstart_control")
     )
     assert list(control) == ["warm-start", "finetune", "evaluate"]
     warm_started = "runs/quickstart_control/warm_start"
+    steps = control["warm-start"][1]["train_steps"]
+    optimizer = quickstart["warm-start"][1]["optimizer"]
     may_differ = {
         "warm-start": {
             "model_dir": warm_started,
             "warm_start": "runs/quickstart/warm_start",
-            "train_steps": control["warm-start"][1]["train_steps"],
+            "train_steps": steps,
+            "optimizer": optimizer | {"total_steps": steps},
             "seed": 1,
         },
         "finetune": {

@@ -326,19 +326,6 @@ def test_a_lost_answer_is_not_a_lost_race(bucket, monkeypatch):
         assert store.read("create") == b"attempt 1"
 
 
-@pytest.mark.full
-def test_a_local_store_does_not_import_the_cloud(tmp_path):
-    program = (
-        "import sys\n"
-        "from realm_jax.storage import open_store\n"
-        "open_store(sys.argv[1]).write('x', b'1')\n"
-        "assert not any(m.startswith('google.cloud') for m in sys.modules)\n"
-        "assert 'tensorflow' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", program, tmp_path], check=True)
-    assert Path(tmp_path, "x").read_bytes() == b"1"
-
-
 def test_a_folder_that_is_deleted_while_it_is_made_is_missing(tmp_path, monkeypatch):
     """As pathlib says it: the folder was there, and is gone when it looks again."""
 

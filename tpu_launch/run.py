@@ -6,7 +6,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-from realm_jax.hardware import HardwareConfig, LaunchConfig
+from realm_jax.hardware import LaunchConfig
 from tpu_launch.slices import Slice
 
 TRAINER = "trainer"
@@ -44,11 +44,6 @@ class Role:
     def num_workers(self) -> int:
         """Number of hosts, over all slices."""
         return self.slices * self.machines.num_hosts
-
-    def hourly_price(self, hardware: HardwareConfig) -> float | None:
-        """Returns the price of its slices per hour on demand; None if not known."""
-        price = self.machines.hourly_price(hardware)
-        return None if price is None else price * self.slices
 
 
 @dataclasses.dataclass(frozen=True)

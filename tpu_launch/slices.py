@@ -29,10 +29,10 @@ class _Generation:
     Attributes:
       cores: TensorCores of a chip if names count those, else 1.
       dimensions: dimensions of the torus.
-      compiler: the compiler's name for the generation.
-      runtime: software version of its VMs; "" if only GKE has it.
       largest: number of chips in a whole pod.
       host_gib: chips of a single host -> its memory. In larger slices a host has four.
+      runtime: software version of its VMs; "" if only GKE has it.
+      compiler: the compiler's name for the generation, where it differs.
       gke: label of its nodes on GKE; "" if that has none.
       gke_single_host: the same of a single host, where it differs.
       absent: numbers of chips, below the largest, that are not offered.
@@ -41,10 +41,10 @@ class _Generation:
 
     cores: int
     dimensions: int
-    compiler: str
-    runtime: str
     largest: int
     host_gib: Mapping[int, int]
+    runtime: str = ""
+    compiler: str = ""
     gke: str = ""
     gke_single_host: str = ""
     absent: tuple[int, ...] = ()
@@ -57,7 +57,6 @@ _GENERATIONS = {
     "v2": _Generation(
         cores=2,
         dimensions=2,
-        compiler="v2",
         runtime="tpu-ubuntu2204-base",
         largest=256,
         host_gib={4: 334},
@@ -66,7 +65,6 @@ _GENERATIONS = {
     "v3": _Generation(
         cores=2,
         dimensions=2,
-        compiler="v3",
         runtime="tpu-ubuntu2204-base",
         largest=1024,
         host_gib={4: 334},
@@ -77,7 +75,6 @@ _GENERATIONS = {
     "v4": _Generation(
         cores=2,
         dimensions=3,
-        compiler="v4",
         runtime="tpu-ubuntu2204-base",
         largest=4096,
         host_gib={4: 407},
@@ -88,7 +85,6 @@ _GENERATIONS = {
     "v5p": _Generation(
         cores=2,
         dimensions=3,
-        compiler="v5p",
         runtime="v2-alpha-tpuv5",
         largest=6144,
         host_gib={4: 448},
@@ -106,7 +102,6 @@ _GENERATIONS = {
     "v6e": _Generation(
         cores=1,
         dimensions=2,
-        compiler="v6e",
         runtime="v2-alpha-tpuv6e",
         largest=256,
         host_gib={1: 176, 4: 720, 8: 1440},
@@ -115,8 +110,6 @@ _GENERATIONS = {
     "tpu7x": _Generation(
         cores=2,
         dimensions=3,
-        compiler="tpu7x",
-        runtime="",
         largest=9216,
         host_gib={4: 960},
         gke="tpu7x",
@@ -224,7 +217,7 @@ def _tpu(accelerator_type: str, kind: str, number: int) -> Slice:
         host_memory=generation.host_gib[chips_per_host] * _GIB,
         topology=topology,
         runtime=generation.runtime,
-        compiler_topology=(f"{generation.compiler}:{topology}", options),
+        compiler_topology=(f"{generation.compiler or kind}:{topology}", options),
         gke=(is_single and generation.gke_single_host) or generation.gke,
     )
 

@@ -359,11 +359,13 @@ def _prices(backend: str, run: Run, hardware: HardwareConfig) -> list[Line]:
     """Returns lines on the prices of a run, and on what it costs at most, if known."""
     lines, total, is_known = [], 0.0, True
     for role in run.roles:
-        price, name = role.hourly_price(hardware), f"{role} ({role.name})"
-        if price is None:
+        of_slice = role.machines.hourly_price(hardware)
+        name = f"{role} ({role.name})"
+        if of_slice is None:
             lines.append(Line(name, role.num_workers, Unit.COUNT, "workers; no price"))
             is_known = False
             continue
+        price = role.slices * of_slice
         total += price
         note = f"an hour, {role.num_workers} workers, {role.provisioning}"
         lines.append(Line(name, price, Unit.MONEY, note))

@@ -72,7 +72,7 @@ def read_case(folder: pathlib.Path) -> Case:
     return Case(folder, blocks, sentences, rows("queries"))
 
 
-def tsdae(case: Case, encoder: str) -> Recipe:
+def tsdae(case: Case) -> Recipe:
     """Returns the recipe of the denoising autoencoder."""
 
     def example(number: int, drawn: random.Random) -> InputExample:
@@ -82,6 +82,7 @@ def tsdae(case: Case, encoder: str) -> Recipe:
         return InputExample(texts=[" ".join(kept or [drawn.choice(words)]), text])
 
     def loss(model: SentenceTransformer) -> torch.nn.Module:
+        encoder = str(case.folder / "encoder")
         return losses.DenoisingAutoEncoderLoss(
             model, decoder_name_or_path=encoder, tie_encoder_decoder=True
         )
@@ -89,9 +90,8 @@ def tsdae(case: Case, encoder: str) -> Recipe:
     return Recipe(8, 3e-5, "constantlr", loss, example)
 
 
-def simcse(case: Case, encoder: str) -> Recipe:
+def simcse(case: Case) -> Recipe:
     """Returns the recipe of contrast by dropout."""
-    del encoder
 
     def example(number: int, drawn: random.Random) -> InputExample:
         del drawn
@@ -101,9 +101,8 @@ def simcse(case: Case, encoder: str) -> Recipe:
     return Recipe(128, 5e-5, "WarmupLinear", loss, example)
 
 
-def ict(case: Case, encoder: str) -> Recipe:
+def ict(case: Case) -> Recipe:
     """Returns the recipe of the inverse cloze task."""
-    del encoder
 
     def example(number: int, drawn: random.Random) -> InputExample:
         block, text = case.sentences[number]
@@ -116,7 +115,7 @@ def ict(case: Case, encoder: str) -> Recipe:
     return Recipe(32, 2e-5, "WarmupLinear", loss, example)
 
 
-def margin_mse(case: Case, encoder: str) -> Recipe:
+def margin_mse(case: Case) -> Recipe:
     """Returns the recipe of GPL's loss.
 
     Its margins are those of BM25, as far apart as the encoder's own are.
@@ -222,11 +221,10 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     torch.manual_seed(flags.seed)
     case = read_case(flags.case)
-    encoder = str(flags.case / "encoder")
     model = open_encoder(flags.case / "encoder")
     updates, seconds = 0, 0.0
     if flags.method != "untouched":
-        recipe = RECIPES[flags.method](case, encoder)
+        recipe = RECIPES[flags.method](case)
         budget = 60 * flags.minutes * flags.threads
         updates = updates_in(model, case, recipe, budget)
         torch.manual_seed(flags.seed)

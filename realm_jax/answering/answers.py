@@ -1,11 +1,20 @@
 """What is found and answered, for the library, the commands, the page, the report."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
 Characters = tuple[int, int]
 """Range [start, end) of characters in a block's body."""
+
+
+def mentions(answer: str, body: str) -> list[Characters]:
+    """Returns where an answer stands in a body, in any case and not inside a word."""
+    if not answer.strip():
+        return []
+    pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"
+    return [match.span() for match in re.finditer(pattern, body, re.IGNORECASE)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from realm_jax.answering.answers import Answer, Characters, ReadDocument
+from realm_jax.answering.answers import Answer, ReadDocument, mentions
 from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.masking import MAX_MASKS, masked_example
 from realm_jax.errors import BadInputError
@@ -167,7 +167,7 @@ class MaskFiller(CorpusSearch):
                     score=float(scores[i]),
                     probability=math.exp(log_retrieval[i]),
                     answer_probability=math.exp(log_candidates[i]),
-                    places=_mentions(text, body),
+                    places=mentions(text, body),
                 )
             )
         return found
@@ -192,13 +192,6 @@ def _parse(sentence: str) -> _Sentence:
         len(found),
         sentence[found[-1].end() :],
     )
-
-
-def _mentions(text: str, body: str) -> list[Characters]:
-    if not text.strip():
-        return []
-    pattern = rf"(?<!\w){re.escape(text)}(?!\w)"
-    return [match.span() for match in re.finditer(pattern, body, re.IGNORECASE)]
 
 
 @functools.cache

@@ -13,19 +13,10 @@ Example:
 import threading
 from collections.abc import Sequence
 
-from realm_jax.cli.stages import run_stage, watched_builder
+from realm_jax.cli.stages import run_stage
+from realm_jax.training import finetune
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.training import finetune
-
-    return run_stage(
-        "finetune",
-        __doc__,
-        argv,
-        stop,
-        finetune.FinetuneConfig,
-        finetune.run,
-        watched_builder,
-    )
+    return run_stage("finetune", __doc__, argv, stop, finetune.run)

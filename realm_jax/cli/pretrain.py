@@ -12,19 +12,10 @@ Example:
 import threading
 from collections.abc import Sequence
 
-from realm_jax.cli.stages import run_stage, watched_builder
+from realm_jax.cli.stages import run_stage
+from realm_jax.training import pretrain
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.training import pretrain
-
-    return run_stage(
-        "pretrain",
-        __doc__,
-        argv,
-        stop,
-        pretrain.PretrainConfig,
-        pretrain.run,
-        watched_builder,
-    )
+    return run_stage("pretrain", __doc__, argv, stop, pretrain.run)

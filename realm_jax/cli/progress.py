@@ -15,7 +15,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     Task,
     TaskID,
     TextColumn,
@@ -210,7 +209,7 @@ class _TwoLines(Progress):
             TextColumn("[bold]{task.description:<11}", table_column=_column()),
             BarColumn(bar_width=_BAR_WIDTH),
             _CountColumn(table_column=_column()),
-            _LeftColumn(table_column=_column()),
+            _LeftColumn(elapsed_when_finished=True, table_column=_column()),
             TextColumn("{task.fields[speed]}", table_column=_column()),
             console=console,
             refresh_per_second=4,
@@ -230,20 +229,14 @@ class _CountColumn(MofNCompleteColumn):
         return Text(f"{task.completed:,.0f}/{task.total:,.0f}")
 
 
-class _LeftColumn(ProgressColumn):
+class _LeftColumn(TimeRemainingColumn):
     """The remaining time, and at the end the elapsed time."""
-
-    max_refresh = 0.5
-
-    def __init__(self, table_column: Column):
-        super().__init__(table_column)
-        self._clock = TimeRemainingColumn(elapsed_when_finished=True)
 
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text("")
         word = "" if task.finished else " left"
-        return Text.assemble(self._clock.render(task), word)
+        return Text.assemble(super().render(task), word)
 
 
 def _column() -> Column:

@@ -11,8 +11,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any
 
 from gin import operative_config_str
 
@@ -25,6 +24,7 @@ from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.run_record import Attempt
+from realm_jax.stages import STAGES
 from realm_jax.storage import UnavailableStoreError, open_store
 from realm_jax.training import profiling
 from realm_jax.training.finetune import FinetuneConfig
@@ -33,8 +33,6 @@ from realm_jax.training.recorded import open_run
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage import Report
 from realm_jax.training.stage_config import StageConfig
-
-ConfigT = TypeVar("ConfigT", bound=StageConfig)
 
 _POLL_SECONDS = 1.0
 
@@ -48,18 +46,13 @@ def run_stage(
     description: str | None,
     argv: Sequence[str],
     stop: threading.Event,
-    config_class: type[ConfigT],
-    run: Callable[[ConfigT, Report, threading.Event, Attempt], bool],
-    watch: Callable[
-        [ConfigT, StageProgress, Sequence[str]], AbstractContextManager[object]
-    ] = lambda config, progress, gin_files: nullcontext(),
+    run: Callable[[Any, Report, threading.Event, Attempt], bool],
 ) -> int | None:
     """Parses, configures and runs a training stage, and reports how it ended.
 
-    `run` returns whether all updates are done, and `watch` shows the progress of other
-    processes meanwhile; it is given the gin files, too. Returns `STOPPED` if another
-    process of the job was asked to stop; else None, which leaves the exit code to
-    `main.guard`.
+    `run` takes the stage's configuration and returns whether all updates are done.
+    Returns `STOPPED` if another process of the job was asked to stop; else None, which
+    leaves the exit code to `main.guard`.
     """
     parser = configuration.make_parser(f"realm {command}", description)
     parser.add_argument(
@@ -69,7 +62,8 @@ def run_stage(
     )
     flags = configuration.parse(parser, argv, command)
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig), stop)
-    config = bert_settings.follow_weights(configuration.configured(config_class))
+    config = configuration.configured(STAGES[command].load_config())
+    config = bert_settings.follow_weights(config)
     bert_settings.require_decided_remat()
     model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
     if flags.profile:
@@ -80,7 +74,7 @@ def run_stage(
         attempt = Attempt(
             command, config, argv, gin=operative_config_str, note=progress.note
         )
-        with watch(config, progress, flags.gin_file):
+        with _watched_builder(config, progress, flags.gin_file):
             is_done = run(config, progress, stop, attempt)
         if is_done:
             attempt.report_ignored_changes()
@@ -156,13 +150,14 @@ class BuilderWatch:
             )
 
 
-def watched_builder(
-    config: PretrainConfig | FinetuneConfig,
-    progress: StageProgress,
-    gin_files: Sequence[str],
-) -> AbstractContextManager[object]:
+def _watched_builder(
+    config: StageConfig, progress: StageProgress, gin_files: Sequence[str]
+) -> contextlib.AbstractContextManager[object]:
     """Returns the watch over the builder of a run, if another job embeds for it."""
-    if config.refresh_mode != RefreshMode.ASYNC.value:
+    if (
+        not isinstance(config, PretrainConfig | FinetuneConfig)
+        or config.refresh_mode != RefreshMode.ASYNC.value
+    ):
         return contextlib.nullcontext()
     command = builder_command(config, gin_files)
     return BuilderWatch(config.model_dir, progress, command)
@@ -180,12 +175,9 @@ def builder_command(
         "MODEL_DIR": f'"{config.model_dir}"',
         "CORPUS": f'"{config.corpus}"',
         "embed.EmbedConfig.document_length": config.models.lengths.document,
-        **(
-            {"SCANN": "@scann_assets.ScannAssets()"}
-            if config.searcher == "scann"
-            else {}
-        ),
     }
+    if config.searcher == "scann":
+        macros["SCANN"] = "@scann_assets.ScannAssets()"
     words = [
         "realm",
         "build-index",

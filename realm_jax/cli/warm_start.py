@@ -15,12 +15,9 @@ import threading
 from collections.abc import Sequence
 
 from realm_jax.cli.stages import run_stage
+from realm_jax.training import warm_start
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.training import warm_start
-
-    return run_stage(
-        "warm-start", __doc__, argv, stop, warm_start.WarmStartConfig, warm_start.run
-    )
+    return run_stage("warm-start", __doc__, argv, stop, warm_start.run)

@@ -82,23 +82,14 @@ def source_of(blocks: Path, titles: Path | None) -> str:
 def _blocks(
     records: list[tuple[bytes, bytes]], vocabulary: WordPiece, first: int
 ) -> Iterator[Block]:
-    titles, bodies = (
-        [_text(part) for part in parts] for parts in zip(*records, strict=True)
-    )
-    ids = zip(
-        vocabulary.ids_batch(titles),
-        vocabulary.ids_batch(bodies),
-        zip(titles, bodies, strict=True),
-        strict=True,
-    )
-    for number, (title_ids, body_ids, (title, body)) in enumerate(ids, start=first):
+    texts = [[part.decode("utf-8", "replace") for part in record] for record in records]
+    titles, bodies = zip(*texts, strict=True)
+    ids = map(vocabulary.ids_batch, (titles, bodies))
+    made = zip(titles, bodies, *ids, strict=True)
+    for number, (title, body, title_ids, body_ids) in enumerate(made, start=first):
         sentences = split_sentences(body, vocabulary.tokenize_chinese_chars)
         text = BlockText(title, body, title or str(number), sentences, [])
         yield Block(title_ids, body_ids, text)
-
-
-def _text(record: bytes) -> str:
-    return record.decode("utf-8", "replace")
 
 
 class _Bounded:

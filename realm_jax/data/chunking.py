@@ -99,22 +99,20 @@ def divide(
             text, starts[piece], tokenize_chinese_chars
         )
 
+    def rank(piece: int) -> tuple[int, int]:
+        """Compares pieces to divide before; the largest is the best."""
+        before = text[starts[piece - 1] : starts[piece]]
+        mark = before.rstrip()[-1:]
+        if piece - begins[-1] < _LEAST_FILLED * room:
+            return 0, piece
+        if "\n" in before or mark in _MARKS[0]:
+            return 2, piece
+        return int(mark in _MARKS[1]), piece
+
     begins = [0]
     while len(starts) - (first := begins[-1]) > room:
-        best: list[int | None] = [None, None, None]
-        for piece in range(first + room, first, -1):
-            if not begins_word(piece):
-                continue
-            before = text[starts[piece - 1] : starts[piece]]
-            is_filled = piece - first >= _LEAST_FILLED * room
-            if is_filled and ("\n" in before or before.rstrip()[-1:] in _MARKS[0]):
-                best[0] = piece
-                break
-            if is_filled and best[1] is None and before.rstrip()[-1:] in _MARKS[1]:
-                best[1] = piece
-            if best[2] is None:
-                best[2] = piece
-        found = next((piece for piece in best if piece is not None), None)
+        fitting = filter(begins_word, range(first + 1, first + room + 1))
+        found = max(fitting, key=rank, default=None)
         if found is None:
             later = range(first + room, len(starts))
             found = next(filter(begins_word, later), None)

@@ -61,10 +61,10 @@ class ExampleFiles:
     @property
     def specs(self) -> FeatureSpecs:
         """Shape and type of each array of an example, as appended."""
-        of_files = {name: self._specs[name] for name in self._files}
         return {
             name: jax.ShapeDtypeStruct(shape, dtype)
-            for name, (dtype, shape) in of_files.items()
+            for name, (dtype, shape) in self._specs.items()
+            if name in self._files
         }
 
     def _stored(self, name: str) -> _Spec:

@@ -45,9 +45,6 @@ class Mixture:
         Args:
           sets: the examples by the names of their tasks.
           shares: how many of `CYCLE` examples are of each set; all of them together.
-
-        Raises:
-          BadInputError: the sets have other features.
         """
         self._sets = list(sets.values())
         self.specs = common_specs({name: one.specs for name, one in sets.items()})
@@ -122,9 +119,6 @@ def common_specs(specs: Mapping[str, FeatureSpecs]) -> FeatureSpecs:
 
     Args:
       specs: features of the sets by the names of their tasks.
-
-    Raises:
-      BadInputError: one has a feature that another lacks.
     """
     (first, expected), *others = specs.items()
     for name, found in others:

@@ -1,10 +1,10 @@
 """Reads and writes questions with their answers, and converts them to arrays."""
 
+import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _BLOCKS_AT_A_TIME = 1024
 _NAMED = 3
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Question:
     """A question as read from its file.
 
@@ -233,7 +233,7 @@ def _pattern_rows(
     max_answers, max_length = shape
     require_patterns_fit([question], max_length)
     kept = list(dict.fromkeys(patterns))[:max_answers]
-    return _padded([[ord(character) for character in p] for p in kept], shape)
+    return _padded([list(map(ord, pattern)) for pattern in kept], shape)
 
 
 def _padded(rows: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarray:
@@ -291,17 +291,9 @@ def _optional_text(record: dict[str, Any], field: str, place: str) -> str | None
 
 
 def _record(question: Question) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "id": question.id,
-        "question": question.question,
-        "answers": question.answers,
-        "split": question.split,
-    }
-    optional = {"title": question.title, "topic": question.topic}
-    record |= {name: value for name, value in optional.items() if value is not None}
-    if question.answers_are_patterns:
-        record["answers_are_patterns"] = True
-    return record
+    record = dataclasses.asdict(question)
+    del record["index"]
+    return {name: value for name, value in record.items() if value not in (None, False)}
 
 
 def describe_unknown_titles(

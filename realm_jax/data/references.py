@@ -141,9 +141,7 @@ def read_blocks(
 ) -> list[tuple[BlockText, Encoding]]:
     """Returns the texts of blocks with the wordpieces of their bodies.
 
-    Raises:
-      BadInputError: a block id is out of range, a text cannot be read, or its
-        wordpieces are not those that the store has, which examples are laid out from.
+    These must be those that the store has, which examples are laid out from.
     """
     texts = store.texts(block_ids)
     bodies = store.vocabulary.encode_batch([text.body for text in texts])

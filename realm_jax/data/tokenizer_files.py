@@ -52,15 +52,12 @@ def load_vocabulary(
     Args:
       lowercase: as in `WordPiece`; None is as the files say, or the default.
     """
-    given = {
-        name: value
-        for name, value in (
-            ("lowercase", lowercase),
-            ("strip_accents", strip_accents),
-            ("tokenize_chinese_chars", tokenize_chinese_chars),
-        )
-        if value is not None
+    asked = {
+        "lowercase": lowercase,
+        "strip_accents": strip_accents,
+        "tokenize_chinese_chars": tokenize_chinese_chars,
     }
+    given = {name: value for name, value in asked.items() if value is not None}
     file, said = read_settings(Path(path).parent)
     settings: dict[str, Any] = given | said
     if "lowercase" not in settings:

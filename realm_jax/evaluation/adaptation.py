@@ -204,9 +204,6 @@ def measure(
     results of each probe by its name: a row for each label with its differences to the
     first, and baselines: BM25, the first without a projection, and each of them fused
     with BM25.
-
-    Raises:
-      StoppedError: asked to stop; indexes that were made are kept.
     """
     if not probes:
         return {}
@@ -252,9 +249,6 @@ def judged(
 
     Those of a search that is fused with BM25 are under its `fused_name`. `show` is as
     in `measure`.
-
-    Raises:
-      StoppedError: asked to stop.
     """
     parts: dict[str, list[Mapping[str, np.ndarray]]] = collections.defaultdict(list)
     for start in range(0, len(probe.texts), _BATCH):
@@ -323,9 +317,6 @@ def dense(
     Args:
       numerics: settings of `BertConfig` to embed with instead of those of the run.
       donors: model directories whose indexes may be copied from.
-
-    Raises:
-      StoppedError: asked to stop; what was embedded is kept.
     """
     source = model.source(corpus)
     source = dataclasses.replace(

@@ -231,9 +231,6 @@ class AnswerService:
         `stop` ends following and the making of an index, and is also set at the end of
         the context. `note` is called from any thread with a sentence on the version
         being made or used.
-
-        Raises:
-          StoppedError: `stop` was set while the index was made.
         """
         self._config = config
         self._stop = stop

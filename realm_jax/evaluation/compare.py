@@ -18,7 +18,7 @@ from realm_jax.evaluation.comparisons import AFTER_FINETUNING, EXACT_MATCH, pair
 from realm_jax.evaluation.report import JSON_NAME as REPORT_NAME
 from realm_jax.evaluation.templates import (
     as_json,
-    page_environment,
+    page_template,
     percent,
     points,
     span,
@@ -187,7 +187,7 @@ def write_comparison(comparison: RunComparison, directory: str) -> None:
 
 def render_comparison(comparison: RunComparison) -> str:
     """Returns the comparison as a self-contained page."""
-    template = page_environment().get_template("compare.html.jinja")
+    template = page_template("compare.html.jinja")
     return template.render(comparison=comparison, num_shown=_NUM_SHOWN)
 
 

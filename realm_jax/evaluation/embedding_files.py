@@ -10,9 +10,9 @@ memory.
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,12 @@ FORMATS = (NPY, PARQUET, FAISS)
 IDS_NAME = "ids.jsonl"
 
 _PART = 1 << 14
+
+_Add = Callable[[Sequence[dict[str, Any]], np.ndarray], object]
+"""Appends blocks, with their embeddings [block, size], to a file.
+
+The file is complete when the context that gave this ends without an error.
+"""
 
 
 def require_libraries(formats: Sequence[str]) -> None:
@@ -46,21 +52,21 @@ def write_embeddings(
     `formats` are of `FORMATS`. `rows` [num_blocks, size], of any floating-point type,
     are in the order of the blocks, and multiplied by `scale`.
     """
-    makers = {NPY: _Npy, PARQUET: _Parquet, FAISS: _Faiss}
+    files = {NPY: _npy, PARQUET: _parquet, FAISS: _faiss}
     num_blocks, size = rows.shape
     with contextlib.ExitStack() as stack:
-        files: list[_File] = [
-            stack.enter_context(makers[form](folder, num_blocks, size))
+        adders = [
+            stack.enter_context(files[form](folder, num_blocks, size))
             for form in formats
         ]
         if set(formats) - {PARQUET}:
-            files.append(stack.enter_context(_Ids(folder)))
+            adders.append(stack.enter_context(_id_lines(folder)))
         for start in range(0, num_blocks, _PART):
             part = slice(start, min(start + _PART, num_blocks))
             embeddings = rows[part].astype(np.float32) * np.float32(scale)
             ids = list(_ids(corpus, range(part.start, part.stop)))
-            for file in files:
-                file.add(ids, embeddings)
+            for add in adders:
+                add(ids, embeddings)
 
 
 def _ids(corpus: BlockStore, blocks: range) -> Iterator[dict[str, Any]]:
@@ -69,83 +75,53 @@ def _ids(corpus: BlockStore, blocks: range) -> Iterator[dict[str, Any]]:
         yield {"id": block, "source_id": text.source_id, "title": text.title}
 
 
-class _File(Protocol):
-    """A file that is complete when its context ends without an error."""
-
-    def add(self, ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
-        """Appends blocks with their embeddings [len(ids), size]."""
-
-
-class _Npy(contextlib.AbstractContextManager):
-    def __init__(self, folder: Path, num_blocks: int, size: int) -> None:
-        # A full disk ends a process that writes to a mapped file.
-        self._file = (folder / "embeddings.npy").open("wb")
-        write_header(self._file, np.float32, (size,), num_blocks)
-
-    def add(self, ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
-        self._file.write(np.ascontiguousarray(embeddings).data)
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+@contextlib.contextmanager
+def _npy(folder: Path, num_blocks: int, size: int) -> Iterator[_Add]:
+    # A full disk ends a process that writes to a mapped file.
+    with (folder / "embeddings.npy").open("wb") as file:
+        write_header(file, np.float32, (size,), num_blocks)
+        yield lambda ids, embeddings: file.write(np.ascontiguousarray(embeddings).data)
 
 
-class _Ids(contextlib.AbstractContextManager):
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / IDS_NAME).open("w", encoding="utf-8")
-
-    def add(self, ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
-        for line in ids:
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-class _Parquet(contextlib.AbstractContextManager):
-    def __init__(self, folder: Path, num_blocks: int, size: int) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
-        self._size = size
-        self._schema = pyarrow.schema(
-            {
-                "id": pyarrow.int64(),
-                "source_id": pyarrow.string(),
-                "title": pyarrow.string(),
-                "embedding": pyarrow.list_(pyarrow.float32(), size),
-            }
+@contextlib.contextmanager
+def _id_lines(folder: Path) -> Iterator[_Add]:
+    with (folder / IDS_NAME).open("w", encoding="utf-8") as file:
+        yield lambda ids, embeddings: file.writelines(
+            json.dumps(line, ensure_ascii=False) + "\n" for line in ids
         )
-        path = folder / "embeddings.parquet"
-        self._writer = pyarrow.parquet.ParquetWriter(path, self._schema)
 
-    def add(self, ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
-        import pyarrow
 
+@contextlib.contextmanager
+def _parquet(folder: Path, num_blocks: int, size: int) -> Iterator[_Add]:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        {
+            "id": pyarrow.int64(),
+            "source_id": pyarrow.string(),
+            "title": pyarrow.string(),
+            "embedding": pyarrow.list_(pyarrow.float32(), size),
+        }
+    )
+
+    def add(ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
         values = pyarrow.array(embeddings.reshape(-1))
-        vectors = pyarrow.FixedSizeListArray.from_arrays(values, self._size)
-        names = self._schema.names[:-1]
-        columns = [[line[name] for line in ids] for name in names]
-        table = pyarrow.table([*columns, vectors], schema=self._schema)
-        self._writer.write_table(table)
+        vectors = pyarrow.FixedSizeListArray.from_arrays(values, size)
+        columns = [[line[name] for line in ids] for name in schema.names[:-1]]
+        writer.write_table(pyarrow.table([*columns, vectors], schema=schema))
 
-    def __exit__(self, *error: object) -> None:
-        self._writer.close()
+    path = folder / "embeddings.parquet"
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        yield add
 
 
-class _Faiss(contextlib.AbstractContextManager):
-    def __init__(self, folder: Path, num_blocks: int, size: int) -> None:
-        import faiss
+@contextlib.contextmanager
+def _faiss(folder: Path, num_blocks: int, size: int) -> Iterator[_Add]:
+    import faiss
 
-        self._path = folder / "embeddings.faiss"
-        self._index = faiss.IndexFlatIP(size)
-
-    def add(self, ids: Sequence[dict[str, Any]], embeddings: np.ndarray) -> None:
-        self._index.add(np.ascontiguousarray(embeddings))
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        import faiss
-
-        if kind is None:
-            # Where FAISS opens a file itself, it does not tell that closing it failed.
-            with self._path.open("wb") as file:
-                faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))
+    index = faiss.IndexFlatIP(size)
+    yield lambda ids, embeddings: index.add(np.ascontiguousarray(embeddings))
+    # Where FAISS opens a file itself, it does not tell that closing it failed.
+    with (folder / "embeddings.faiss").open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))

@@ -104,9 +104,6 @@ def export_retriever(
     the blocks' embeddings, too; an index that is missing is made, and `note` told so.
     Returns the folders of the models, relative to `output`: "." or "query" and
     "document".
-
-    Raises:
-      StoppedError: `stop` was set while an index was made.
     """
     target = Path(output).expanduser().absolute()
     require_free(target)

@@ -165,11 +165,7 @@ class TrainedModel:
     def index(
         self, corpus: BlockStore, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Loads the index of a corpus, or makes it in the model directory.
-
-        Raises:
-          StoppedError: `stop` was set; the next call resumes.
-        """
+        """Loads the index of a corpus, or makes it in the model directory."""
         encoder = self.document_encoder(corpus)
         return self.source(corpus).load_or_build(self.index_step, encoder, stop)
 
@@ -277,7 +273,6 @@ class FinetunedModel(TrainedModel):
 
         Raises:
           DamagedSnapshotError: the index differs from what was committed.
-          StoppedError: `stop` was set; the next call resumes.
         """
         if self.refreshed:
             return super().index(corpus, stop)

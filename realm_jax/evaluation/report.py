@@ -7,13 +7,12 @@ Both also have the speed of each stage and the breakdown of its time.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup, escape
 
+from realm_jax.answering.answers import mentions
 from realm_jax.evaluation.charts import (
     calibration_chart,
     charts_by_stage,
@@ -21,8 +20,8 @@ from realm_jax.evaluation.charts import (
 )
 from realm_jax.evaluation.findings import tiles, verdicts
 from realm_jax.evaluation.report_data import ReportData
-from realm_jax.evaluation.templates import as_json, page_environment, write_page
-from realm_jax.metrics.curves import Curve, by_step, health, index_versions, made_at
+from realm_jax.evaluation.templates import as_json, page_template, write_page
+from realm_jax.metrics.curves import Curve, by_step, health, index_versions
 from realm_jax.run_record import NOT_RECORDED, changed_settings, flat_texts
 from realm_jax.training.step_timing import Part
 from realm_jax.types import NULL_BLOCK
@@ -70,10 +69,7 @@ def render_json(data: ReportData) -> str:
 
 def render_html(data: ReportData) -> str:
     """Returns the report as a self-contained page."""
-    environment = page_environment(
-        mark=_mark, flat=flat_texts, changed=changed_settings
-    )
-    return environment.get_template("report.html.jinja").render(
+    return page_template("report.html.jinja").render(
         data=data,
         run=data.run,
         tiles=tiles(data),
@@ -82,7 +78,9 @@ def render_html(data: ReportData) -> str:
         if data.calibration
         else [],
         stages=charts_by_stage(data.curves, data.run.held_out_questions),
-        made_at=made_at,
+        mentions=mentions,
+        changed_settings=changed_settings,
+        flat_texts=flat_texts,
         null_block=NULL_BLOCK,
         NOT_RECORDED=NOT_RECORDED,
         **_derived(data),
@@ -97,18 +95,6 @@ def _derived(data: ReportData) -> dict[str, list[Any]]:
         "index_versions": index_versions(data.curves),
         "work": work_of_stages(data.curves),
     }
-
-
-def _mark(text: str, part: str) -> Markup:
-    """Escapes a text and highlights every occurrence of a part of it."""
-    if not part.strip():
-        return escape(text)
-    pattern = re.compile(rf"(?<!\w)({re.escape(part)})(?!\w)", re.IGNORECASE)
-    pieces = pattern.split(text)
-    return Markup("").join(
-        Markup("<mark>{}</mark>").format(piece) if index % 2 else escape(piece)
-        for index, piece in enumerate(pieces)
-    )
 
 
 def work_of_stages(curves: Sequence[Curve]) -> list[StageWork]:

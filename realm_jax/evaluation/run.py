@@ -192,7 +192,7 @@ class EvaluateConfig:
     def model_dirs(self) -> Sequence[str]:
         """Model directories of the chain's own stages, in order."""
         found = (self.warm_started, self.pretrained, self.finetuned.model_dir)
-        return [model_dir for model_dir in found if model_dir]
+        return list(filter(None, found))
 
     @property
     def measured_dirs(self) -> Sequence[str]:
@@ -202,7 +202,7 @@ class EvaluateConfig:
             self.control_warm_started,
             self.control_finetuned,
         )
-        return [*self.model_dirs, *(model_dir for model_dir in others if model_dir)]
+        return [*self.model_dirs, *filter(None, others)]
 
 
 def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> ReportData:
@@ -271,18 +271,17 @@ class _Evaluation:
             (comparisons.AFTER_WARM_START, taught),
         ):
             if model is not None:
-                per_question[label] = self._recalls.of_stage(model.model_dir, model)
+                per_question[label] = self._recalls.of_stage(model)
         masked = pretrained = None
         if config.pretrained:
             which = Which(config.pretrained_checkpoint)
-            model = self._open(config.pretrained, PRETRAIN.name, which)
-            pretrained = model
-            searcher = self._recalls.index(config.pretrained, model)
+            pretrained = self._open(config.pretrained, PRETRAIN.name, which)
+            searcher = self._recalls.index(pretrained)
             per_question[comparisons.AFTER_REALM] = self._recalls.measure(
-                model.tree, searcher
+                pretrained, searcher
             )
             if config.masked_task:
-                masked = self._masked_spans(model.tree, searcher)
+                masked = self._masked_spans(pretrained.tree, searcher)
         finetuned = self._open_finetuned(config.finetuned.model_dir, pretrained)
         answerer = self._answerer(finetuned)
         answered = self._answer(answerer)
@@ -412,7 +411,7 @@ class _Evaluation:
 
     def _found_before_training(self) -> np.ndarray:
         model = self._open_starting_point()
-        searcher = self._recalls.index(model.model_dir, model)
+        searcher = self._recalls.index(model)
         retriever = model.tree["retriever"]
         k = self._config.finetuned.num_read
         found = search_questions(
@@ -431,10 +430,8 @@ class _Evaluation:
         without_realm: dict[str, Values] = {}
         began = by_control = None
         if warm_started:
-            model = self._open(warm_started, WARM_START.name)
-            began = model
-            recall = self._recalls.of_stage(warm_started, model)
-            without_realm[comparisons.AFTER_REALM] = recall
+            began = self._open(warm_started, WARM_START.name)
+            without_realm[comparisons.AFTER_REALM] = self._recalls.of_stage(began)
         if config.control_finetuned:
             control = self._open_finetuned(
                 config.control_finetuned, began, "CONTROL_WARM_STARTED"

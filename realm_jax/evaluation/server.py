@@ -29,12 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
-from markupsafe import Markup, escape
 
-from realm_jax.answering.answers import ReadDocument
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AnswerService, Reply
-from realm_jax.evaluation.templates import page_environment
+from realm_jax.evaluation.templates import page_template
 from realm_jax.types import NULL_BLOCK
 
 _LARGEST_REQUEST = 1 << 16
@@ -232,8 +230,7 @@ class _Handlers:
         self.waiting: set[web.RequestHandler] = set()
         self._respondent = respondent
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answer")
-        environment = page_environment(marked=_marked)
-        self._template = environment.get_template("ask.html.jinja")
+        self._template = page_template("ask.html.jinja")
 
     async def close(self, application: web.Application) -> None:
         """Waits for the question in progress."""
@@ -350,18 +347,6 @@ def _refuse(message: str, status: int = 400) -> web.Response:
         status=status,
         headers=_headers_of(status),
     )
-
-
-def _marked(document: ReadDocument) -> Markup:
-    """Returns the escaped body with all occurrences of the answer highlighted."""
-    pieces, end = [], 0
-    for start, stop in document.places:
-        if start < end:
-            continue  # Occurrences of an answer can overlap.
-        pieces.append(escape(document.text[end:start]))
-        pieces.append(Markup("<mark>{}</mark>").format(document.text[start:stop]))
-        end = stop
-    return Markup("").join([*pieces, escape(document.text[end:])])
 
 
 def _no_port(host: str, port: int, error: OSError) -> BadInputError:

@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 from scipy import stats
 
-from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.comparisons import BM25, RANDOM_BLOCKS, recall_name
@@ -62,38 +61,37 @@ class StageRecalls:
     stop: threading.Event
     _measured: dict[int, Values] = dataclasses.field(default_factory=dict, init=False)
 
-    def index(self, model_dir: str, model: FinishedRun) -> Searcher:
+    def index(self, model: FinishedRun) -> Searcher:
         """Returns the index of a stage, which is made if it is missing."""
-        index = self._source(model_dir).load_or_build(
+        index = self._source(model).load_or_build(
             model.step, model.tree["retriever"], self.stop
         )
         self.tick()
         return index.searcher
 
-    def of_stage(self, model_dir: str, model: FinishedRun) -> Values:
+    def of_stage(self, model: FinishedRun) -> Values:
         """Returns the recall of a stage, cached by the retriever's checksum.
 
         Where the reader alone is trained, several stages end with the same retriever.
         """
         params = model.tree["retriever"]
-        checksum = self._source(model_dir).retriever(model.step, params).params_crc32c()
+        checksum = self._source(model).retriever(model.step, params).params_crc32c()
         if checksum not in self._measured:
-            searcher = self.index(model_dir, model)
-            self._measured[checksum] = self.measure(model.tree, searcher)
+            self._measured[checksum] = self.measure(model, self.index(model))
         else:
             self.tick()
         return self._measured[checksum]
 
-    def measure(self, params: PyTree, searcher: Searcher) -> Values:
-        """Returns the recall of a retriever, {"retriever": ..., ...}, by its index."""
+    def measure(self, model: FinishedRun, searcher: Searcher) -> Values:
+        """Returns the recall of a stage's retriever by its index."""
         recalls = self.questions.recalls(
-            self.retriever, params["retriever"], searcher, self.recall_at
+            self.retriever, model.tree["retriever"], searcher, self.recall_at
         )
         return {recall_name(k): values for k, values in recalls.items()}
 
-    def _source(self, model_dir: str) -> IndexSource:
+    def _source(self, model: FinishedRun) -> IndexSource:
         return IndexSource(
-            open_store(model_dir),
+            open_store(model.model_dir),
             self.corpus,
             self.retriever,
             self.embed,
@@ -108,7 +106,7 @@ def baseline_recalls(
     *,
     recall_at: Sequence[int],
     max_blocks: int,
-    bm25: Callable[[], Int[np.ndarray, "question neighbour"]] | None = None,
+    bm25: Callable[[], Int[np.ndarray, "question neighbour"]],
 ) -> dict[str, dict[str, Float[np.ndarray, " question"]]]:
     """Returns the recall of random blocks and of BM25, by label and metric.
 
@@ -116,8 +114,7 @@ def baseline_recalls(
     than a minute or so, random blocks are those of a sample; their label says so. A
     corpus of more than `max_blocks` is not measured, because all of it would have to be
     read: by chance, how many blocks answer a question decides, and BM25 takes every
-    word into memory. `bm25` returns what `BM25Index.search` finds, where others need
-    it, too.
+    word into memory. `bm25` returns what `BM25Index.search` finds.
     """
     num_blocks = corpus.num_blocks
     if num_blocks > max_blocks:
@@ -132,8 +129,7 @@ def baseline_recalls(
     with_patterns = np.array([q.answers_are_patterns for q in questions], bool)
     sample = _sample(num_blocks, int(with_patterns.sum()), max(recall_at))
     relevant = relevant_blocks(corpus, questions, patterns_in=sample)
-    texts = [question.question for question in questions]
-    ids = bm25() if bm25 else BM25Index(corpus).search(texts, max(recall_at))
+    ids = bm25()
     label, judged, found = RANDOM_BLOCKS, np.full(len(questions), num_blocks), relevant
     if sample is not None:
         label = f"{RANDOM_BLOCKS} (estimated)"

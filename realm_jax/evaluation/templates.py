@@ -1,13 +1,15 @@
 """Formats numbers, renders this package's pages, and writes them beside their JSON."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from realm_jax.answering.answers import Characters
 from realm_jax.manifests import seal
+from realm_jax.metrics.curves import made_at
 from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import title_of
 from realm_jax.storage import open_store
@@ -55,6 +57,18 @@ def probability(value: float) -> Markup:
     return Markup(f"{mantissa} × 10<sup>−{int(exponent[1:])}</sup>")
 
 
+def marked(text: str, places: Sequence[Characters]) -> Markup:
+    """Escapes a text and highlights some places of it, which are in order."""
+    pieces, end = [], 0
+    for start, stop in places:
+        if start < end:
+            continue  # Occurrences of an answer can overlap.
+        pieces.append(escape(text[end:start]))
+        pieces.append(Markup("<mark>{}</mark>").format(text[start:stop]))
+        end = stop
+    return Markup("").join([*pieces, escape(text[end:])])
+
+
 def capital(text: str) -> str:
     """Returns a text with its first letter in upper case, and the rest as it is."""
     return text[:1].upper() + text[1:]
@@ -70,8 +84,8 @@ def _position(rate: float) -> str:
     return f"{100 * min(max(rate, 0.0), 1.0):.2f}%"
 
 
-def page_environment(**filters: Callable[..., Any]) -> jinja2.Environment:
-    """Returns an environment with the templates of this package, and filters."""
+def page_template(name: str) -> jinja2.Template:
+    """Returns a template of this package, with the filters that all of them share."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("realm_jax", "evaluation"),
         autoescape=True,
@@ -79,11 +93,11 @@ def page_environment(**filters: Callable[..., Any]) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    common = (percent, probability, duration, capital, number, span)
+    common = (percent, probability, duration, marked, capital, number, span)
     environment.filters |= {function.__name__: function for function in common}
-    environment.filters |= {"position": _position, "stage": title_of, **filters}
-    environment.globals |= {"points": points, "nats": nats}
-    return environment
+    environment.filters |= {"position": _position, "stage": title_of}
+    environment.globals |= {"points": points, "nats": nats, "made_at": made_at}
+    return environment.get_template(name)
 
 
 def as_json(content: Any) -> str:

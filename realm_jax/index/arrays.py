@@ -17,7 +17,6 @@ from realm_jax.index.manifest import ArrayRecord
 from realm_jax.storage import MissingObjectError, Store, UnavailableStoreError
 
 _METADATA_FILE = "zarr.json"
-_CHUNK_BYTES = 1 << 22
 _TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED")
 
 
@@ -33,15 +32,13 @@ class ArrayLayout(NamedTuple):
 
 
 def create_array(
-    store: Store, folder: str, record: ArrayRecord, chunk_rows: int | None = None
+    store: Store, folder: str, record: ArrayRecord, chunk_rows: int
 ) -> tensorstore.TensorStore:
     """Creates an array, or opens the one created by another host or before a crash.
 
-    Rows are the first axis; without `chunk_rows`, a chunk (a file) has about 4 MiB.
+    Rows are the first axis, and `chunk_rows` of them are a chunk, which is a file.
     """
     row_bytes = math.prod(record.shape[1:]) * np.dtype(record.dtype).itemsize
-    if chunk_rows is None:
-        chunk_rows = max(1, _CHUNK_BYTES // max(1, row_bytes))
     chunk_shape = [max(1, min(chunk_rows, record.shape[0])), *record.shape[1:]]
     spec = _spec(store, folder) | {
         "metadata": {
@@ -84,12 +81,18 @@ def read_rows(
     store: Store, folder: str, record: ArrayRecord, start: int, stop: int
 ) -> np.ndarray:
     """Returns rows [start, stop); ValueError if a chunk or the array is another."""
-    with _value_errors():
+    try:
         array = tensorstore.open(_spec(store, folder), open=True).result()
         found = ArrayRecord(tuple(array.shape), array.dtype.name)
         if found != record:
             raise ValueError(f"{found} instead of {record}")
         return array[start:stop].read().result()
+    except ValueError as error:
+        reason = _reason(error)
+        # An unavailable store is not damage.
+        if reason.startswith(_TRANSIENT):
+            raise UnavailableStoreError(reason) from error
+        raise ValueError(reason) from error
 
 
 def same_metadata(store: Store, folder: str, other: str) -> bool:
@@ -102,18 +105,6 @@ def same_metadata(store: Store, folder: str, other: str) -> bool:
     except MissingObjectError:
         return False
     return one == two
-
-
-@contextlib.contextmanager
-def _value_errors() -> Iterator[None]:
-    # An unavailable store is not damage.
-    try:
-        yield
-    except ValueError as error:
-        reason = _reason(error)
-        if reason.startswith(_TRANSIENT):
-            raise UnavailableStoreError(reason) from error
-        raise ValueError(reason) from error
 
 
 def _spec(store: Store, folder: str) -> dict[str, Any]:

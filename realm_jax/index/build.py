@@ -27,17 +27,12 @@ from realm_jax.index.embed import (
     shard_ranges,
 )
 from realm_jax.index.embedding_cache import HASHES, UNREADABLE, KnownRows
+from realm_jax.index.manifest import EMBEDDINGS, ArrayRecord, DamagedSnapshotError
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.scann_assets import ScannAssets, write_assets
 from realm_jax.index.scann_searcher import LowRecallError
-from realm_jax.index.snapshot_writer import data_folder
-from realm_jax.index.snapshots import (
-    EMBEDDINGS,
-    ArrayRecord,
-    DamagedSnapshotError,
-    SnapshotSeries,
-    SnapshotWriter,
-)
+from realm_jax.index.snapshot_writer import SnapshotWriter, data_folder
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import MissingObjectError
 

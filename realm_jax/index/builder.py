@@ -36,6 +36,12 @@ from realm_jax.index.heartbeat import (
     State,
     read_heartbeat,
 )
+from realm_jax.index.manifest import (
+    AlreadyCommittedError,
+    DamagedSnapshotError,
+    Manifest,
+    MissingAttemptError,
+)
 from realm_jax.index.retrievers import (
     PARAMS_CRC32C,
     TrainedRetriever,
@@ -45,15 +51,7 @@ from realm_jax.index.retrievers import (
 from realm_jax.index.scann_assets import ScannAssets
 from realm_jax.index.scann_searcher import LowRecallError
 from realm_jax.index.searchers import SCANN_PURPOSE
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
-    AlreadyCommittedError,
-    DamagedSnapshotError,
-    Manifest,
-    MissingAttemptError,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import MissingObjectError, Store
 
 BUILDER_ROLE = "index_builder"

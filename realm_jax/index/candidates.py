@@ -45,14 +45,13 @@ def pretrain_candidates(
     num_candidates: int,
     document_length: int,
     joined_length: int,
-    include_null: bool = True,
 ) -> Candidates:
     """Returns the candidates of masked sentences, without trivial retrievals.
 
     The neighbours are best first, at least `num_neighbours(num_candidates)` of them if
-    the corpus has as many. `num_candidates` includes the null document, which
-    `include_null` puts first. `document_length` and `joined_length` are the wordpieces
-    of the embedder's input and of the reader's.
+    the corpus has as many. `num_candidates` includes the null document, which is the
+    first. `document_length` and `joined_length` are the wordpieces of the embedder's
+    input and of the reader's.
     """
     ids = np.asarray(neighbours.ids)
     trivial = find_trivial(
@@ -62,14 +61,13 @@ def pretrain_candidates(
         np.asarray(batch.source_block),
         joined_length,
     )
-    block_ids, _ = choose_blocks(ids, trivial, num_candidates, include_null)
+    block_ids, _ = choose_blocks(ids, trivial, num_candidates, include_null=True)
     return gather_candidates(
         store,
         block_ids,
         np.asarray(batch.query_ids),
         document_length=document_length,
         joined_length=joined_length,
-        include_null=include_null,
     )
 
 
@@ -81,23 +79,21 @@ def question_candidates(
     num_candidates: int,
     document_length: int,
     joined_length: int,
-    include_null: bool = False,
 ) -> Candidates:
-    """Returns the candidates of questions, as `pretrain_candidates`; none is trivial.
+    """Returns the candidates of questions: the best blocks, and no null document.
 
     Questions are not made from blocks, so there is nothing to exclude.
     """
     ids = np.asarray(neighbours.ids)
-    block_ids, _ = choose_blocks(
-        ids, np.zeros(ids.shape, bool), num_candidates, include_null
-    )
+    nothing = np.zeros(ids.shape, bool)
+    block_ids, _ = choose_blocks(ids, nothing, num_candidates, include_null=False)
     return gather_candidates(
         store,
         block_ids,
         np.asarray(question_ids),
         document_length=document_length,
         joined_length=joined_length,
-        include_null=include_null,
+        include_null=False,
     )
 
 

@@ -18,8 +18,8 @@ from realm_jax.index.embed import (
     shard_ranges,
 )
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C, HASHES, index_series
+from realm_jax.index.manifest import EMBEDDINGS, Expectation, Manifest
 from realm_jax.index.retrievers import TrainedRetriever
-from realm_jax.index.snapshots import EMBEDDINGS, Expectation, Manifest
 from realm_jax.storage import Store
 
 ReadRows = Callable[[int, int], Float[np.ndarray, "block projection"]]

@@ -89,11 +89,6 @@ class Manifest:
         return self._embeddings.shape[1]
 
     @property
-    def dtype(self) -> str:
-        """Dtype of the embeddings."""
-        return self._embeddings.dtype
-
-    @property
     def began(self) -> float:
         """Start of the attempt, in Unix seconds: the encoder is at least as old."""
         return self.committed - self.build_seconds
@@ -113,7 +108,7 @@ class Manifest:
         if EMBEDDINGS in self.arrays:
             # For people and scripts that read the file directly.
             body |= {"count": self.count, "dimension": self.dimension}
-            body |= {"dtype": self.dtype}
+            body |= {"dtype": self._embeddings.dtype}
         return seal(body)
 
 

@@ -12,13 +12,9 @@ import safetensors.numpy
 from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.index.snapshots import (
-    RETRIEVER_SERIES,
-    Manifest,
-    MismatchedSnapshotError,
-    SnapshotSeries,
-    SnapshotWriter,
-)
+from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
+from realm_jax.index.snapshot_writer import SnapshotWriter
+from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models import encoders
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import Store

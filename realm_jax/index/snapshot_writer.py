@@ -72,15 +72,11 @@ class SnapshotWriter:
         self._written[name] = FileRecord.of(data)
 
     def create_array(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str = "float32",
-        chunk_rows: int | None = None,
+        self, name: str, shape: tuple[int, ...], dtype: str, chunk_rows: int
     ) -> None:
-        """Creates an array, rows first, or opens one of another host or of `take_over`.
+        """Creates an array, or opens one of another host or of `take_over`.
 
-        `chunk_rows` are the rows per file, the unit of writing; None for about 4 MiB.
+        The arguments are those of an `ArrayLayout`.
         """
         record = ArrayRecord(tuple(shape), dtype)
         folder = f"{self._folder}/{name}"

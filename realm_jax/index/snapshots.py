@@ -21,13 +21,10 @@ import numpy as np
 
 from realm_jax.index.arrays import ArrayLayout, read_rows
 from realm_jax.index.manifest import (
-    EMBEDDINGS,
-    AlreadyCommittedError,
     ArrayRecord,
     DamagedSnapshotError,
     Expectation,
     Manifest,
-    MismatchedSnapshotError,
     MissingAttemptError,
     parse_manifest,
 )
@@ -44,20 +41,6 @@ from realm_jax.index.snapshot_writer import (
 )
 from realm_jax.manifests import FileRecord, find_damage
 from realm_jax.storage import MissingObjectError, Store
-
-__all__ = [
-    "EMBEDDINGS",
-    "AlreadyCommittedError",
-    "ArrayRecord",
-    "DamagedSnapshotError",
-    "Expectation",
-    "Manifest",
-    "MismatchedSnapshotError",
-    "MissingAttemptError",
-    "SnapshotArray",
-    "SnapshotSeries",
-    "SnapshotWriter",
-]
 
 ATTEMPT_AGE_SECONDS = 3600.0
 """Time after which an unfinished attempt that gets no further is given up."""

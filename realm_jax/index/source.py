@@ -114,14 +114,6 @@ class IndexSource:
             tuple(map(absolute_url, self.donors)),
         )
 
-    def expectation(self) -> Expectation:
-        """Returns the properties a snapshot needs to be searched by this run."""
-        return Expectation(
-            corpus_fingerprint=self.corpus.fingerprint,
-            dimension=self.config.projection_size,
-            count=self.corpus.num_blocks,
-        )
-
     def make_searcher(self, series: SnapshotSeries, manifest: Manifest) -> Searcher:
         """Places embeddings where they are searched; each process reads its own rows.
 
@@ -147,21 +139,14 @@ class IndexSource:
         return self.load_manifest(self.series.read_manifest(step))
 
     def load_manifest(self, manifest: Manifest) -> LoadedIndex:
-        """Verifies a snapshot, as `SnapshotSeries.verify`, and loads it."""
-        self.series.verify(manifest, self.expectation())
+        """Verifies that a snapshot is sound and fits this run, and loads it."""
+        expected = Expectation(
+            self.corpus.fingerprint, self.config.projection_size, self.corpus.num_blocks
+        )
+        self.series.verify(manifest, expected)
         searcher = self.make_searcher(self.series, manifest)
         rows = self.series.read_array(manifest, EMBEDDINGS) if self.keeps_rows else None
         return LoadedIndex(searcher, manifest, rows)
-
-    def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
-        """Requires that an index was embedded with exactly these parameters."""
-        made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
-        if made_by != self.retriever(step, params).params_crc32c():
-            where = self.series.url_of(step)
-            raise BadInputError(
-                f"expected an index of the retriever of step {step}, but {where} is of "
-                "other parameters; delete it, and it will be made anew"
-            )
 
     def load_or_build(
         self, step: int, params: PyTree, stop: threading.Event | None = None
@@ -170,7 +155,13 @@ class IndexSource:
         index = self.load(step)
         if index is None:
             return self.build(step, params, stop)
-        self.require_made_by(index, step, params)
+        made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
+        if made_by != self.retriever(step, params).params_crc32c():
+            where = self.series.url_of(step)
+            raise BadInputError(
+                f"expected an index of the retriever of step {step}, but {where} is of "
+                "other parameters; delete it, and it will be made anew"
+            )
         return index
 
     def build(

@@ -70,12 +70,11 @@ def regex_match(prediction: str, patterns: Sequence[str]) -> bool:
     See `compile_pattern` for the flags; an invalid pattern never matches.
     """
     text = canonical_text(prediction)
-    return any(_matches(pattern, text) for pattern in compile_patterns(patterns))
-
-
-def _matches(pattern: re.Pattern[str], text: str) -> bool:
-    with bounded(pattern.pattern):
-        return pattern.match(text) is not None
+    for pattern in compile_patterns(patterns):
+        with bounded(pattern.pattern):
+            if pattern.match(text):
+                return True
+    return False
 
 
 def is_right(prediction: str, answers: Sequence[str], are_patterns: bool) -> bool:
@@ -101,8 +100,10 @@ def _begins_a_word(pattern: re.Pattern[str], text: str) -> bool:
     """Returns whether a match that is not empty begins where a word does."""
     with bounded(pattern.pattern):
         # Most texts hold no match, and most matches begin a word. It takes a
-        # millisecond to find all words of a block.
-        searched = compile_pattern(_without_leading_anything(pattern.pattern))
+        # millisecond to find all words of a block. A leading `.*` does not change
+        # whether a search finds a match; with it, the time of an unsuccessful one is
+        # quadratic in the length of the text.
+        searched = compile_pattern(_LEADING_ANYTHING.sub("", pattern.pattern))
         found = searched.search(text) if searched else None
         if found is None:
             return False
@@ -153,16 +154,6 @@ def contains_tokens(words: Sequence[str], answers: Sequence[Sequence[str]]) -> b
     # Words hold no spaces, so a substring between spaces is a run of whole words.
     text = f" {' '.join(words)} "
     return any(bool(answer) and f" {' '.join(answer)} " in text for answer in answers)
-
-
-def _without_leading_anything(pattern: str) -> str:
-    """Strips a leading `.*`, which does not change whether a search finds a match.
-
-    With it, the time of an unsuccessful search is quadratic in the text length.
-    """
-    if compile_pattern(pattern) is None:
-        return pattern
-    return _LEADING_ANYTHING.sub("", pattern)
 
 
 @contextmanager

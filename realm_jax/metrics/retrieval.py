@@ -22,7 +22,8 @@ from realm_jax.data.words import answer_tokens, normalise_title
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import contains_tokens, has_pattern
 
-RESAMPLES = 10_000
+_CONFIDENCE = 0.95
+_RESAMPLES = 10_000
 # Below so many, resampling gives intervals that hold the mean too seldom.
 _FEW = 30
 # Bound the memory for resampled values and for texts of blocks.
@@ -160,12 +161,8 @@ def recall_at_k(
 def bootstrap_interval(
     values: Float[np.ndarray, " question"],
     groups: Int[np.ndarray, " question"] | None = None,
-    *,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> Interval:
-    """Returns the mean with its percentile bootstrap interval (Efron 1979).
+    """Returns the mean with its 95% percentile bootstrap interval (Efron 1979).
 
     Values of one group depend on each other, such as those of sentences of one article.
     With `groups`, which has that of each value, whole groups are drawn (Davison &
@@ -173,16 +170,15 @@ def bootstrap_interval(
 
     Of fewer than 30 values, or groups, it is Student's interval, for those of
     resampling are too narrow then. Where all values are 0, or all are 1, it is Wilson's
-    score interval (1927). `confidence` is the share of the resampled means inside the
-    interval; the same seed gives the same interval.
+    score interval (1927). The same values give the same interval.
     """
     values = np.asarray(values, np.float64)
     sample = _Sample.of(values, groups)
     if (values == values[0]).all() and values[0] in (0.0, 1.0):
-        return sample.wilson_interval(confidence)
+        return sample.wilson_interval()
     if len(sample.sums) < _FEW:
-        return sample.student_interval(confidence)
-    return sample.bootstrap(confidence, resamples, seed)
+        return sample.student_interval()
+    return sample.bootstrap()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +191,13 @@ class _Sample:
 
     @classmethod
     def of(cls, values: np.ndarray, groups: np.ndarray | None) -> "_Sample":
-        _require_finite(values)
+        count, finite = len(values), np.isfinite(values)
+        if not count or not finite.all():
+            raise BadInputError(
+                f"a bootstrap interval needs at least one value and only finite ones, "
+                f"got {count} of which {int(finite.sum())} are finite; check the "
+                "evaluation that made them."
+            )
         if groups is None:
             return cls(values, np.ones(len(values), int), False)
         _, group_of = np.unique(groups, return_inverse=True)
@@ -205,23 +207,21 @@ class _Sample:
     def mean(self) -> float:
         return float(self.sums.sum() / self.sizes.sum())
 
-    def bootstrap(self, confidence: float, resamples: int, seed: int) -> Interval:
+    def bootstrap(self) -> Interval:
         count = len(self.sums)
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(0)
         rows = max(1, _VALUES_AT_A_TIME // count)
-        means = np.empty(resamples)
-        for start in range(0, resamples, rows):
+        means = np.empty(_RESAMPLES)
+        for start in range(0, _RESAMPLES, rows):
             part = means[start : start + rows]
             drawn = generator.integers(count, size=(len(part), count))
             number = self.sizes[drawn].sum(1) if self.is_grouped else count
             part[:] = self.sums[drawn].sum(1) / number
-        tail = (1.0 - confidence) / 2.0
+        tail = (1.0 - _CONFIDENCE) / 2.0
         low, high = np.quantile(means, [tail, 1.0 - tail])
         return self._interval(low, high)
 
-    def student_interval(
-        self, confidence: float, *, is_difference: bool = False
-    ) -> Interval:
+    def student_interval(self, *, is_difference: bool = False) -> Interval:
         """Returns Student's interval, of groups by the linearised ratio of their sums.
 
         Of differences one more, of zero, counts in the deviation: a few that happen to
@@ -235,12 +235,12 @@ class _Sample:
         if is_difference:
             errors += np.square(self.mean * number / count)
         deviation = math.sqrt(count / (count - 1) * errors) / number
-        width = deviation * float(special.stdtrit(count - 1, 0.5 + confidence / 2.0))
+        width = deviation * float(special.stdtrit(count - 1, 0.5 + _CONFIDENCE / 2.0))
         return self._interval(self.mean - width, self.mean + width)
 
-    def wilson_interval(self, confidence: float) -> Interval:
+    def wilson_interval(self) -> Interval:
         """Returns Wilson's score interval of a rate of 0 or 1."""
-        square = statistics.NormalDist().inv_cdf(0.5 + confidence / 2.0) ** 2
+        square = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2.0) ** 2
         width = square / (len(self.sums) + square)
         return self._interval(*((0.0, width) if self.mean == 0.0 else (1 - width, 1.0)))
 
@@ -250,24 +250,10 @@ class _Sample:
         return Interval(self.mean, float(low), float(high), count, groups)
 
 
-def _require_finite(values: np.ndarray) -> None:
-    count = len(values)
-    if not count or not np.isfinite(values).all():
-        raise BadInputError(
-            f"a bootstrap interval needs at least one value and only finite ones, got "
-            f"{count} of which {int(np.isfinite(values).sum())} are finite; check "
-            "the evaluation that made them."
-        )
-
-
 def paired_bootstrap_difference(
     first: Float[np.ndarray, " question"],
     second: Float[np.ndarray, " question"],
     groups: Int[np.ndarray, " question"] | None = None,
-    *,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> Interval:
     """Returns the mean of second - first, with its paired bootstrap interval.
 
@@ -284,8 +270,8 @@ def paired_bootstrap_difference(
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     sample = _Sample.of(differences, groups)
     if len(sample.sums) < _FEW:
-        return sample.student_interval(confidence, is_difference=True)
-    return sample.bootstrap(confidence, resamples, seed)
+        return sample.student_interval(is_difference=True)
+    return sample.bootstrap()
 
 
 def best_of_groups(

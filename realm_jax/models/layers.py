@@ -298,9 +298,8 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention as in BERT, including the output projection.
 
     Attributes:
-      num_heads: number of heads; each has `embed / num_heads` features.
       dropout_rate: dropout of the attention probabilities.
-      broadcast_dropout: share one dropout mask among all queries; see `dropout`.
+      broadcast_dropout: share one dropout mask among all queries.
       stddev: standard deviation of the kernels' initialisation.
       dtype: dtype of projections and result; the softmax is float32.
       rounds: as in `Dense`, for all projections.

@@ -49,7 +49,8 @@ class Packed:
 
         Those of the row's first sequence come before those of the second.
         """
-        own = self._by_row(positions)
+        paired = _in_pairs(_shares(positions, len(self.order)), self.order)
+        own = paired.reshape(-1, *paired.shape[2:])
         return (self.starts[:, :, None] + own).reshape(len(own), -1)
 
     def unpack(
@@ -66,12 +67,6 @@ class Packed:
         back = jnp.argsort(self.order, axis=1)[:, : self.count]
         unpacked = jnp.take_along_axis(by_sequence, back[..., None, None], axis=1)
         return unpacked.reshape(-1, positions // 2, embed)
-
-    def _by_row(
-        self, values: Int[Array, "batch position"]
-    ) -> Int[Array, "row 2 position"]:
-        paired = _in_pairs(_shares(values, len(self.order)), self.order)
-        return paired.reshape(-1, *paired.shape[2:])
 
 
 def pack(

@@ -156,11 +156,8 @@ def span_selection(
 ) -> SpanSelection:
     """Computes a softmax over the body's spans; all answer spans are correct.
 
-    Args:
-      span_logits: scores of the span scorer.
-      span_valid: False where a span does not exist.
-      span_is_answer: True for a span that was masked in the sentence. Ignored outside
-        the body.
+    `span_valid` is False where a span does not exist; `span_is_answer` is True for one
+    that was masked in the sentence, and ignored outside the body.
     """
     log_spans = span_log_probs(
         # With one document each, the retrieval score cancels.

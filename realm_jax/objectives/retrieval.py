@@ -40,10 +40,8 @@ def retrieval_log_probs(
     inner product (REALM, section 3.1). The softmax is normalised over the candidates
     alone (section 3.3).
 
-    Args:
-      query_embeddings: Embed_input(x).
-      document_embeddings: Embed_doc(z) of each candidate, the null document included.
-      valid: False for an empty slot, which gets log-probability -inf.
+    The null document is one of them. `valid` is False for an empty slot, which gets
+    log-probability -inf.
     """
     scores = jnp.einsum("bp,bkp->bk", query_embeddings, document_embeddings)
     return jax.nn.log_softmax(jnp.where(valid, scores, -jnp.inf), axis=-1)
@@ -67,12 +65,7 @@ def log_share_of_batch(
     that x was taken from. Under `jit` the batch axis may be sharded: the product below
     then gathers the documents of every device.
 
-    Args:
-      query_embeddings: Embed_input(x).
-      document_embeddings: Embed_doc(z) of each candidate.
-      block_ids: block of each candidate, -1 for the null document.
-      source_block: the block that x was taken from, -1 if none.
-      valid: False for an empty slot.
+    Block -1 is the null document, or no source; `valid` is False for an empty slot.
     """
     own = jnp.einsum("bp,bkp->bk", query_embeddings, document_embeddings)
     others = jnp.einsum("bp,ckp->bck", query_embeddings, document_embeddings)
@@ -108,10 +101,7 @@ def distillation(
 ) -> Distillation:
     """Computes KL(teacher || p(z|x)) over the candidates of each query.
 
-    Args:
-      query_embeddings: Embed_input(x).
-      document_embeddings: Embed_doc(z) of each candidate.
-      teacher: the teacher's p(z|x), which sums to 1 for each query.
+    `teacher` is the teacher's p(z|x), which sums to 1 for each query.
     """
     log_probs = retrieval_log_probs(
         query_embeddings, document_embeddings, jnp.ones(teacher.shape, bool)
@@ -150,13 +140,8 @@ def inverse_cloze(
     """Computes a softmax over the blocks of the global batch; row i's own is correct.
 
     Under `jit` the batch axis may be sharded: the product below then gathers the
-    blocks of every device, so negatives come from the global batch.
-
-    Args:
-      query_embeddings: embeddings of the sentences.
-      document_embeddings: embeddings of the blocks.
-      block_ids: the block each row was taken from. A row of the same block is not a
-        negative: its column is left out of the softmax.
+    blocks of every device, so negatives come from the global batch. A row that was
+    taken from the same block is not a negative: its column is left out of the softmax.
     """
     scores = query_embeddings @ document_embeddings.T
     own = jnp.eye(scores.shape[0], dtype=bool)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.prepare.block_parts import read_part, write_part
@@ -142,13 +142,9 @@ def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:
             f"expected options of realm prepare or of Apache Beam, got "
             f"{' '.join(unknown)}; see realm prepare --help"
         )
-    options = PipelineOptions(list(flags))
     if any(flag.partition("=")[0] == "--runner" for flag in flags):
-        return options
+        return PipelineOptions(list(flags))
     mode = "multi_processing" if workers > 1 else "in_memory"
-    here = options.view_as(DirectOptions)
-    here.direct_num_workers = workers
-    here.direct_running_mode = mode
     return PipelineOptions(
         [
             *flags,

@@ -13,6 +13,7 @@ import numpy as np
 
 from realm_jax.data.block_writer import Block
 from realm_jax.data.blocks import decode_text, encode_text
+from realm_jax.data.documents import Document, LeftOut, Record
 from realm_jax.data.records import BadRecord
 from realm_jax.errors import BadInputError
 from realm_jax.storage import MissingObjectError, Store
@@ -86,6 +87,26 @@ def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
             f"{where}: {reason} ({summary.bad_records} damaged so far, "
             f"--max_bad_lines={max_bad_lines})"
         )
+
+
+def documents_of(
+    records: Iterable[Record], summary: Summary, max_bad_lines: int
+) -> Iterator[Document]:
+    """Yields the documents among records, and counts all of these in `summary`.
+
+    More damage than is tolerated is refused as soon as it is read.
+    """
+    for record in records:
+        match record:
+            case Document():
+                summary.documents += 1
+                summary.without_title += not record.title.strip()
+                yield record
+            case LeftOut():
+                summary.left_out[record.reason] += 1
+            case BadRecord():
+                summary.add_bad(record)
+                require_few_bad(summary, max_bad_lines)
 
 
 class Part(NamedTuple):

@@ -24,8 +24,6 @@ from realm_jax.data.block_writer import (
 )
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
-from realm_jax.data.documents import Document, LeftOut
-from realm_jax.data.records import BadRecord
 from realm_jax.data.salient_spans import (
     SPACY_MODEL,
     PreAnnotated,
@@ -38,6 +36,7 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import (
     Summary,
+    documents_of,
     pack_blocks,
     require_few_bad,
     unpack_blocks,
@@ -90,7 +89,8 @@ class MakeBlocks:
         """Returns the blocks of the shard and the counts of its records, serialised."""
         summary, blocks = Summary(), list[Block]()
         rows = [document_rows([], [])]
-        documents = self._documents(self.shards[name], summary)
+        records = self.source.read(self.shards[name])
+        documents = documents_of(records, summary, self.max_bad_lines)
         tagger = loaded_tagger(self.tagger)
         while batch := list(itertools.islice(documents, _DOCUMENTS_PER_BATCH)):
             check()
@@ -102,19 +102,6 @@ class MakeBlocks:
             blocks += itertools.chain.from_iterable(made.blocks)
             rows.append(document_rows(batch, list(map(len, made.blocks))))
         return pack_blocks(blocks, np.concatenate(rows), summary)
-
-    def _documents(self, shard: Shard, summary: Summary) -> Iterator[Document]:
-        for record in self.source.read(shard):
-            match record:
-                case Document():
-                    summary.documents += 1
-                    summary.without_title += not record.title.strip()
-                    yield record
-                case LeftOut():
-                    summary.left_out[record.reason] += 1
-                case BadRecord():
-                    summary.add_bad(record)
-                    require_few_bad(summary, self.max_bad_lines)
 
 
 def assemble(

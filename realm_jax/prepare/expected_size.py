@@ -29,7 +29,9 @@ def expected_size(config: PrepareConfig) -> CorpusSize | None:
         return None
     try:
         sample = TextSample.read(config.source, threading.Event())
-        vocab_size = _vocab_size(config)
+        vocab_size = config.vocabulary_size
+        if config.vocabulary:
+            vocab_size = load_vocabulary(config.vocabulary).size
     except BadInputError:
         return None
     text = text_size(sample)
@@ -44,13 +46,6 @@ def expected_size(config: PrepareConfig) -> CorpusSize | None:
         longest=config.chunk_length - _SPECIAL,
         specs=_specs(config),
     )
-
-
-def _vocab_size(config: PrepareConfig) -> int:
-    """Returns the wordpieces of a vocabulary, or those that one is trained to have."""
-    if not config.vocabulary:
-        return config.vocabulary_size
-    return load_vocabulary(config.vocabulary).size
 
 
 def _specs(config: PrepareConfig) -> dict[str, FeatureSpecs]:

@@ -251,16 +251,13 @@ class FirstChain:
     def __post_init__(self):
         if self.questions is None:
             return
-        for split in ("train", "test"):
-            if not self.questions.count(split):
-                found = sorted(
-                    {question.split for question in self.questions.questions}
-                )
-                raise BadInputError(
-                    f"expected questions of the splits train and test in "
-                    f"{self.questions.path}, got {', '.join(found)}; leave the field "
-                    "split out of all lines to have them drawn"
-                )
+        found = sorted({question.split for question in self.questions.questions})
+        if not {"train", "test"}.issubset(found):
+            raise BadInputError(
+                f"expected questions of the splits train and test in "
+                f"{self.questions.path}, got {', '.join(found)}; leave the field "
+                "split out of all lines to have them drawn"
+            )
 
     def description(self) -> list[str]:
         """Returns what was found, and what follows from it, a line each."""

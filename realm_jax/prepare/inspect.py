@@ -5,7 +5,7 @@ Importing this module imports TensorFlow.
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.features import pieces_of_span
+from realm_jax.data.questions import decode_patterns
 from realm_jax.data.wordpiece import MASK, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import seqio_tasks
@@ -97,11 +98,11 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
     source = provider.source if isinstance(provider, seqio.Task) else None
     store = source.store if isinstance(source, BlockSource) else None
     features = dict(provider.output_features)
-    origin = Origin(find_vocabulary(provider), store, features)
+    vocabulary = find_vocabulary(provider)
     found = False
     for example in _examples(provider, split, count):
         found = True
-        yield describe(example, origin, mark)
+        yield _describe(example, vocabulary, store, features, mark)
     if not found:
         raise BadInputError(
             f"expected examples in the split {split!r} of {name}, got none; its source "
@@ -189,15 +190,13 @@ def _examples(
             return
 
 
-class Origin(NamedTuple):
-    """Origin of examples."""
-
-    vocabulary: WordPiece | None
-    store: BlockStore | None
-    features: Mapping[str, Any]
-
-
-def describe(example: Mapping[str, Any], origin: Origin, mark: Mark = str) -> list[str]:
+def _describe(
+    example: Mapping[str, Any],
+    vocabulary: WordPiece | None,
+    store: BlockStore | None,
+    features: Mapping[str, Any],
+    mark: Mark,
+) -> list[str]:
     """Renders an example as lines, each of which begins with a label.
 
     Masked sentences are shown with `[MASK]` as the model sees them, and again with the
@@ -205,7 +204,7 @@ def describe(example: Mapping[str, Any], origin: Origin, mark: Mark = str) -> li
     the corpus in brackets; questions with the answers that the reader can find. Other
     examples have a line for every feature.
     """
-    names, (vocabulary, store, features) = example.keys(), origin
+    names = example.keys()
     if vocabulary is not None:
         if {"query_ids", "mask_positions", "mask_ids", "mask_weights"} <= names:
             return _masked(example, vocabulary, store, mark)
@@ -236,7 +235,7 @@ def _masked(
     scored = example["mask_weights"] > 0
     filled = query.copy()
     filled[example["mask_positions"][scored]] = example["mask_ids"][scored]
-    runs = _runs(example["mask_positions"][scored].tolist())
+    runs = _runs(example["mask_positions"][scored])
     unscored = int((filled == vocabulary.mask).sum())
     lines = [
         f"query     {_row(query, vocabulary).replace(MASK, mark(MASK))}",
@@ -269,8 +268,7 @@ def _question(
     example: Mapping[str, Any], vocabulary: WordPiece, mark: Mark
 ) -> list[str]:
     answers = [vocabulary.decode(answer) for answer in example["answer_ids"]]
-    for pattern in example.get("answer_patterns", ()):
-        answers.append("".join(map(chr, pattern[pattern > 0].tolist())))
+    answers += decode_patterns(example.get("answer_patterns", ()))
     found = [mark(f"[{answer}]") for answer in answers if answer]
     return [
         f"question  {_row(example['question_ids'], vocabulary)}",
@@ -308,15 +306,10 @@ def _row(ids: np.ndarray, vocabulary: WordPiece) -> str:
     return vocabulary.decode(ids[ids != vocabulary.pad][1:-1])
 
 
-def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+def _runs(positions: np.ndarray) -> list[tuple[int, int]]:
     """Groups ascending positions into runs [start, end)."""
-    runs: list[tuple[int, int]] = []
-    for position in positions:
-        if runs and runs[-1][1] == position:
-            runs[-1] = (runs[-1][0], position + 1)
-        else:
-            runs.append((position, position + 1))
-    return runs
+    runs = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+    return [(run[0], run[-1] + 1) for run in runs if len(run)]
 
 
 def _bracketed(

@@ -289,28 +289,19 @@ def _make_examples(
     stop: threading.Event,
     workers: Workers,
 ) -> None:
-    # A task of the user's own may lack a split.
-    splits = [
-        (task, split)
-        for name, split in missing
-        if split in (task := examples.find_task(tasks, name)).splits
-    ]
-    metadata = [
-        {
-            **examples.metadata(task, split, tasks.seed),
-            examples.MADE_BY: examples.made_by(tasks, task.name),
-        }
-        for task, split in splits
-    ]
-    parts = [
-        examples.part_names(*of, made_so)
-        for of, made_so in zip(splits, metadata, strict=True)
-    ]
-    names = list(itertools.chain.from_iterable(parts))
+    jobs = []
+    for name, split in missing:
+        task = examples.find_task(tasks, name)
+        if split in task.splits:  # A task of the user's own may lack one.
+            metadata = examples.metadata(task, split, tasks.seed)
+            metadata[examples.MADE_BY] = examples.made_by(tasks, name)
+            parts = examples.part_names(task, split, metadata)
+            jobs.append((task, split, metadata, parts))
+    names = [name for *_, parts in jobs for name in parts]
     make = examples.MakeExamples(tasks, module_code(tasks.modules))
     scratch = Scratch(config.corpus, config.scratch)
     if _is_little(store, names, workers):
-        for task, split in splits:
+        for task, split, *_ in jobs:
             if isinstance(task, CorpusTask):
                 task.ids(split, None)  # Refuses an empty one before any is written.
 
@@ -332,10 +323,10 @@ def _make_examples(
         def read(name: str) -> Iterator[Example]:
             return iter([unpack_arrays(read_part(name))])
 
-    for (task, split), of, made_so in zip(splits, parts, metadata, strict=True):
+    for task, split, metadata, parts in jobs:
         folder = examples_folder(config.knowledge or config.corpus, task.name, split)
-        batches = itertools.chain.from_iterable(map(read, of))
-        examples.write_split(task, split, folder, batches, made_so)
+        batches = itertools.chain.from_iterable(map(read, parts))
+        examples.write_split(task, split, folder, batches, metadata)
     report("examples", len(names), len(names))
     scratch.clear()
 

@@ -168,18 +168,22 @@ def add_task(
         )
         for feature, spec in specs.items()
     }
+    add_to_registry(
+        name,
+        source=source,
+        preprocessors=[
+            functools.partial(expand, make_examples=make_examples, specs=made),
+            seqio.CacheDatasetPlaceholder(),
+            functools.partial(restore_shapes, specs=specs, columns=columns),
+        ],
+        output_features=features,
+    )
+
+
+def add_to_registry(name: str, **task: Any) -> None:
+    """Calls `seqio.TaskRegistry.add`, with one line for a name that it refuses."""
     try:
-        seqio.TaskRegistry.add(
-            name,
-            # SeqIO's protocol requires more than its own base class declares.
-            source=source,  # pyright: ignore[reportArgumentType]
-            preprocessors=[
-                functools.partial(expand, make_examples=make_examples, specs=made),
-                seqio.CacheDatasetPlaceholder(),
-                functools.partial(restore_shapes, specs=specs, columns=columns),
-            ],
-            output_features=features,
-        )
+        seqio.TaskRegistry.add(name, **task)
     except ValueError as error:
         raise BadInputError(
             f"expected a new task name of letters, digits and underscores, got "

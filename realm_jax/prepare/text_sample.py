@@ -173,13 +173,9 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
         share = sum(made.sentences for made in found) / max(
             sum(len(passage.sentences) for passage in flat), 1
         )
-        sides = [
-            any(
-                m.surely for m, held in zip(found, is_held, strict=True) if held == side
-            )
-            for side in (True, False)
-        ]
-        is_split = all(sides) or scale > 1
+        pairs = zip(found, is_held.tolist(), strict=True)
+        sides = {held for made, held in pairs if made.surely}
+        is_split = len(sides) == 2 or scale > 1
         if is_split and number and (asked or share >= _ENOUGH):
             return Masks(kind, round(scale * number), share)
     wanted = asked or " or ".join(MASKS)

@@ -18,7 +18,6 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +61,7 @@ class Deletion(Document):
     """A document to be deleted, represented without title and text."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Changes:
     """Changes to a corpus, in the order given.
 
@@ -85,7 +84,7 @@ class Changes:
         return Places(found, order[places[found]])
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Places:
     """Documents of a corpus that are changed.
 

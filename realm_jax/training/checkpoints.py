@@ -19,7 +19,6 @@ from jaxtyping import PyTree
 
 from realm_jax import multihost
 from realm_jax.errors import BadInputError
-from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import (
     DEV_EXACT_MATCH,
@@ -57,20 +56,14 @@ class Restored:
 class Checkpointer:
     """Writes checkpoints asynchronously, one at a time.
 
-    The newest `keep` are kept, and the one with the highest score. `require_alone`
-    raises an error if another job saves in this directory; it is called in the first
-    process before older checkpoints are deleted.
+    The newest `KEPT_CHECKPOINTS` are kept, and the one with the highest score.
+    `require_alone` raises an error if another job saves in this directory; it is called
+    in the first process before older checkpoints are deleted.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        keep: int = KEPT_CHECKPOINTS,
-        require_alone: Callable[[], None] = lambda: None,
-    ):
+    def __init__(self, store: Store, require_alone: Callable[[], None] = lambda: None):
         self._require_alone = require_alone
         self._store = store
-        self._keep = keep
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._finishing: Future[None] | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -91,15 +84,8 @@ class Checkpointer:
         self._orbax.wait_until_finished()
         if not multihost.run_on_primary(make_room):
             return
-        rest = {
-            "step": state.step,
-            "optimizer_state": state.optimizer_state,
-            "key": state.key,
-        }
-        items = {"params": state.params, "rest": rest}
-        if state.index is not None:
-            items[_INDEX] = _index_item(state.index)
-        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+        items = _items(state).items()
+        args = {name: ocp.args.StandardSave(item) for name, item in items}
         self._orbax.save(
             self._store.url(f"{FOLDER}/{step}"), ocp.args.Composite(**args)
         )
@@ -136,7 +122,8 @@ class Checkpointer:
         # What is unfinished here may be another trainer's by now.
         self._require_alone()
         finished = finished_steps(self._store)
-        kept = {*finished[-self._keep :], best_step(all_details(self._store))}
+        newest = finished[-KEPT_CHECKPOINTS:]
+        kept = {*newest, best_step(all_details(self._store))}
         for old in set(finished) - kept:
             self._store.delete(manifest_name(old))
         # Folders of deleted checkpoints, and those left by a process that was killed
@@ -203,19 +190,11 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
     """
 
     def read(url: str, details: Mapping[str, Any]) -> TrainState:
-        items = {
-            "params": template.params,
-            "rest": {
-                "step": template.step,
-                "optimizer_state": template.optimizer_state,
-                "key": template.key,
-            },
-        }
-        index = template.index
-        if index is not None and details.get(HOLDS_INDEX):
-            items[_INDEX] = _index_item(index)
+        items, index = _items(template), template.index
+        if not details.get(HOLDS_INDEX):
+            items.pop(_INDEX, None)
         read = _restore(url, **items)
-        if _INDEX in items:
+        if index is not None and _INDEX in items:
             index = index.replace(**read[_INDEX])
         return TrainState(params=read["params"], index=index, **read["rest"])
 
@@ -285,20 +264,32 @@ def _best_undamaged(store: Store) -> int | None:
     return step
 
 
-def _index_item(index: EmbeddingTable) -> dict[str, jax.Array]:
-    """Returns an index's arrays; its number of blocks is known from the corpus."""
-    arrays = {"rows": index.rows, "codes": index.codes, "scales": index.scales}
-    return {name: array for name, array in arrays.items() if array is not None}
+def _items(state: TrainState) -> dict[str, PyTree]:
+    """Returns the parts of a checkpoint by name; that of the index if there is one."""
+    rest = {
+        "step": state.step,
+        "optimizer_state": state.optimizer_state,
+        "key": state.key,
+    }
+    items = {"params": state.params, "rest": rest}
+    if (index := state.index) is not None:
+        # Its number of blocks is known from the corpus.
+        arrays = {"rows": index.rows, "codes": index.codes, "scales": index.scales}
+        items[_INDEX] = {k: array for k, array in arrays.items() if array is not None}
+    return items
 
 
 def _read_on_host(url: str, item: str) -> PyTree:
     saved = ocp.StandardCheckpointHandler().metadata(epath.Path(url) / item)
-    # A template of NumPy arrays that occupy no memory.
-    template = jax.tree.map(
-        lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),
-        getattr(saved, "tree", saved),
-    )
+    template = host_template(getattr(saved, "tree", saved))
     return _restore(url, **{item: template})[item]
+
+
+def host_template(metadata: PyTree) -> PyTree:
+    """Returns NumPy arrays that occupy no memory, to restore to."""
+    return jax.tree.map(
+        lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata
+    )
 
 
 def _describe(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct | np.ndarray:

@@ -352,7 +352,6 @@ def run(
         )
     )
     stage = Stage(
-        config.stage.name,
         config,
         config.make_reader,
         frozen=frozen_parameters(config),
@@ -548,13 +547,12 @@ class QuestionInputs:
         num_neighbours = config.num_neighbours(stage.corpus.num_blocks)
         if stage.details is None:
             require_answers(
-                config=stage.retriever_config,
-                params=stage.state.params["retriever"],
-                searcher=index.current.searcher,
-                examples=self._examples,
-                labels=self._labels,
-                num_retrieved=num_neighbours,
-                batch_size=config.batch_size,
+                stage,
+                index.current.searcher,
+                self._examples,
+                self._labels,
+                num_neighbours,
+                config.batch_size,
             )
         self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
             stage.retriever_config,

@@ -46,7 +46,12 @@ class FiniteUpdates:
             if values.pop(SKIPPED_UPDATES, 0.0):
                 self.num_skipped += 1
                 if self.num_skipped > self._max_skipped:
-                    raise self._too_many(update)
+                    raise BadInputError(
+                        f"expected at most {self._max_skipped} updates that are not "
+                        "finite (SKIP_NONFINITE_UPDATES), got number "
+                        f"{self.num_skipped} at update {update}; lower LEARNING_RATE, "
+                        "or raise that bound, and run the same command again"
+                    )
             bad = {k: v for k, v in values.items() if not math.isfinite(v)}
             if bad:
                 found = " and ".join(f"a {k} of {v}" for k, v in bad.items())
@@ -69,14 +74,6 @@ class FiniteUpdates:
                 f"WARM_START or delete checkpoints/{step}.json in MODEL_DIR to go on "
                 "from the checkpoint before, and run the command again"
             )
-
-    def _too_many(self, update: int) -> BadInputError:
-        return BadInputError(
-            f"expected at most {self._max_skipped} updates that are not finite "
-            f"(SKIP_NONFINITE_UPDATES), got number {self.num_skipped} at update "
-            f"{update}; lower LEARNING_RATE, or raise that bound, and run the same "
-            "command again"
-        )
 
 
 def _not_finite(tree: PyTree) -> str | None:

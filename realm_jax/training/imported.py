@@ -116,7 +116,10 @@ def import_weights(config: ImportConfig) -> Imported:
         vocabulary.save(partial / VOCABULARY_FILE)
         vocabulary.save_pair_tokenizer(partial / "tokenizer.json")
         if rows is not None and corpus is not None and _RETRIEVER in model.params:
-            index = _save_index(partial, model, corpus, vocabulary, *rows)
+            towers, words = model.params[_RETRIEVER], vocabulary.fingerprint
+            retriever = TrainedRetriever(FIRST_STEP, model.retriever, towers, words)
+            embed = EmbedConfig(document_length=model.lengths.document)
+            index = import_index(open_store(partial), corpus, retriever, embed, *rows)
         _write_record(partial, config, models, trained)
     return Imported(models, model.trained["stage"], index)
 
@@ -306,21 +309,6 @@ def _save_checkpoint(folder: pathlib.Path, params: PyTree, trained: Trained) -> 
         checkpointer.save(state, details)
     finally:
         checkpointer.close()
-
-
-def _save_index(
-    folder: pathlib.Path,
-    model: _Model,
-    corpus: BlockStore,
-    vocabulary: WordPiece,
-    num_rows: int,
-    read: ReadRows,
-) -> ImportedIndex:
-    retriever = TrainedRetriever(
-        FIRST_STEP, model.retriever, model.params[_RETRIEVER], vocabulary.fingerprint
-    )
-    embed = EmbedConfig(document_length=model.lengths.document)
-    return import_index(open_store(folder), corpus, retriever, embed, num_rows, read)
 
 
 def _write_record(

@@ -152,23 +152,42 @@ class IndexMetrics:
     """Measures indexes, always with the current towers.
 
     Measurements are `pending` until they are written. A line of metrics `is_due` while
-    there are any, so that every index gets its line. The metrics of the run in
-    `model_dir` show whether it is collapsing.
+    there are any, so that every index gets its line. The metrics of the run so far show
+    whether it is collapsing.
     """
 
     def __init__(
         self,
-        model_dir: str,
-        config: RetrieverConfig,
-        probe: Probe,
-        questions: HeldOutQuestions | None,
-        spans: HeldOutSpans | None,
+        stage: Stage[KnowledgeEncoder],
+        examples: Examples,
+        *,
+        questions: str,
+        questions_split: str,
+        num_candidates: int,
+        max_spans: int,
+        require_spans: bool,
     ):
-        self._model_dir = model_dir
-        self._config = config
-        self._probe = probe
-        self._questions = questions
-        self._spans = spans
+        """Prepares to measure the indexes of a stage; see `held_out_spans`.
+
+        The probe's queries are the first of `examples`, which are trained on.
+        `max_spans` of 0 measures no masked sentences; `require_spans` refuses a task
+        without any.
+        """
+        corpus, lengths = stage.corpus, stage.config.models.lengths
+        rows = np.arange(min(PROBE_QUERIES, len(examples)))
+        queries = examples.batch(rows)["query_ids"]
+        self._model_dir = stage.config.model_dir
+        self._config = stage.retriever_config
+        self._probe = Probe(corpus, self._config, queries, lengths.document)
+        self._questions = self._spans = None
+        if questions:
+            self._questions = HeldOutQuestions(
+                corpus, questions, questions_split, lengths.query
+            )
+        if max_spans:
+            self._spans = held_out_spans(
+                stage, num_candidates, max_spans, require_spans
+            )
         self._measured: dict[str, float] = {}
 
     @property
@@ -229,37 +248,6 @@ class IndexMetrics:
         for finding in health(read_curves([self._model_dir])):
             if finding.level is Level.ALARM and multihost.is_first():
                 logging.warning("step %d: %s %s", step, finding.text, finding.advice)
-
-
-def make_index_metrics(
-    stage: Stage[KnowledgeEncoder],
-    examples: Examples,
-    *,
-    questions: str,
-    questions_split: str,
-    num_candidates: int,
-    max_spans: int,
-    require_spans: bool,
-) -> IndexMetrics:
-    """Prepares to measure the indexes of a stage; see `held_out_spans`.
-
-    The probe's queries are the first of `examples`, which are trained on. `max_spans`
-    of 0 measures no masked sentences; `require_spans` refuses a task without any.
-    """
-    config, lengths = stage.config, stage.config.models.lengths
-    rows = np.arange(min(PROBE_QUERIES, len(examples)))
-    queries = examples.batch(rows)["query_ids"]
-    return IndexMetrics(
-        config.model_dir,
-        stage.retriever_config,
-        Probe(stage.corpus, stage.retriever_config, queries, lengths.document),
-        HeldOutQuestions(stage.corpus, questions, questions_split, lengths.query)
-        if questions
-        else None,
-        held_out_spans(stage, num_candidates, max_spans, require_spans)
-        if max_spans
-        else None,
-    )
 
 
 def held_out_spans(

@@ -114,13 +114,6 @@ def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
     return model.init(key, *inputs)
 
 
-def model_directories(source: str) -> tuple[str, ...]:
-    """Returns the model directory that WARM_START names; empty if it names weights."""
-    if not source or weights_file(source) is not None:
-        return ()
-    return (source,)
-
-
 def recorded_activation(source: str) -> str | None:
     """Returns the activation of a source's encoders; None if nothing there says it."""
     if not source:

@@ -85,7 +85,7 @@ class Loop:
         self._accounting = Accounting(
             stage.stopwatch, loss, config.examples_per_update, devices
         )
-        of_run = (config.model_dir, stage.name, stage.step)
+        of_run = (config.model_dir, config.stage.name, stage.step)
         self._metrics = MetricsLog(
             [MetricsFile(*of_run), EventFile(*of_run)] if multihost.is_first() else [],
             stage.report,
@@ -217,7 +217,7 @@ def _profiler(
     if not config.profile or stage.is_done:
         return contextlib.nullcontext()
     steps = stage.step, config.train_steps
-    return Profiler(stage.model_store, stage.name, *steps, stage.stopwatch)
+    return Profiler(stage.model_store, config.stage.name, *steps, stage.stopwatch)
 
 
 def _watchdog(

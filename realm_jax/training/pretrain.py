@@ -44,7 +44,7 @@ from realm_jax.training.checkpoint_manifests import (
 )
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.index_client import IndexClient
-from realm_jax.training.index_metrics import make_index_metrics
+from realm_jax.training.index_metrics import IndexMetrics
 from realm_jax.training.loop import train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
@@ -241,7 +241,6 @@ def run(
     # Without an update nothing is saved.
     ranges.require_ranges(config, train_steps=ranges.whole(1))
     stage = Stage(
-        config.stage.name,
         config,
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),
@@ -401,7 +400,7 @@ class _Pretraining:
             if config.searcher == "device"
             else host_search(stage, config)
         )
-        self._metrics = make_index_metrics(
+        self._metrics = IndexMetrics(
             stage,
             self._examples,
             questions=config.questions,

@@ -221,7 +221,6 @@ class Stage(StageParts[ReaderT]):
 
     def __init__(
         self,
-        name: str,
         config: StageConfig,
         make_reader: Callable[[BertConfig], ReaderT],
         frozen: tuple[str, ...] = (),
@@ -237,7 +236,6 @@ class Stage(StageParts[ReaderT]):
         """
         mesh = partitioning.make_mesh(config.mesh)
         super().__init__(config, make_reader, mesh, report)
-        self.name = name
         self._frozen = frozen
         of_optimizer = config.optimizer(total_steps=config.train_steps)
         self._optimizer = make_optimizer(of_optimizer, frozen)

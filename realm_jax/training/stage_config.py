@@ -23,7 +23,6 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.stages import StageSpec
 from realm_jax.storage import absolute_url
-from realm_jax.training import initialization
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.initialization import ModelFactory, Reader
 from realm_jax.training.optimizers import OptimizerConfig
@@ -31,6 +30,7 @@ from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.projection import Projection
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.step import Loss
+from realm_jax.weights.tensors import weights_file
 
 SOME_PIECES = (101, 102)
 """Ids of [CLS] and [SEP] in place of those of a vocabulary that is not known; no shape
@@ -196,7 +196,9 @@ class StageConfig:
     @property
     def donors(self) -> Sequence[str]:
         """Model directories that may have an index of the initial retriever."""
-        return initialization.model_directories(self.retriever_source)
+        source = self.retriever_source
+        # Published weights have none.
+        return (source,) if source and weights_file(source) is None else ()
 
     @property
     def retriever_source(self) -> str:

@@ -254,7 +254,6 @@ def run(
     are embedded with the live query tower.
     """
     stage = Stage(
-        config.stage.name,
         config,
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),

@@ -19,14 +19,14 @@ from realm_jax.models.bert import PAD_ID, BertConfig
 from realm_jax.weights.bert_tensors import (
     HEAD,
     HEAD_NAMES,
+    POSITION_IDS,
     TIED,
+    encoder_parameters,
     encoder_tensors,
-    expected_shapes,
     flat_parameters,
     from_parameter,
     head_shapes,
     require_bert,
-    sources_of,
     untied,
 )
 from realm_jax.weights.tensors import read_tensors, weights_file
@@ -36,7 +36,7 @@ METADATA = {"format": "pt"}
 """Of a safetensors file that `transformers` and sentence-transformers accept."""
 
 # Tensors that are not parameters of the encoder.
-_IGNORED = ("embeddings.position_ids", "cls.")
+_IGNORED = (POSITION_IDS, "cls.")
 
 _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu": "gelu",
@@ -210,17 +210,7 @@ def _encoder_params(
         for name, tensor in tensors.items()
         if not name.startswith(_IGNORED)
     }
-    shapes = expected_shapes(config)
-    if not needs_pooler and not any(name.startswith("pooler.") for name in tensors):
-        shapes = {
-            name: shape
-            for name, shape in shapes.items()
-            if not name.startswith("pooler/")
-        }
-    sources = {name: sources_of(name, config.num_layers) for name in shapes}
-    flat, problems = flat_parameters(tensors, sources, shapes)
-    used = {source for names in sources.values() for source in names}
-    problems += [f"{name} is not known" for name in sorted(set(tensors) - used)]
+    params, problems = encoder_parameters(tensors, config, needs_pooler=needs_pooler)
     if problems:
         raise BadInputError(
             f"expected the weights of a BERT of {config.num_layers} layers of "
@@ -230,7 +220,7 @@ def _encoder_params(
             "that fits these weights, and their vocabulary for the corpus"
         )
     _check_unseen(folder, config)
-    return flax.traverse_util.unflatten_dict(flat, sep="/")
+    return params
 
 
 def _head_params(

@@ -38,6 +38,8 @@ _LAYER_NAMES = {
     "mlp_output": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
+# In older files, and no parameter.
+POSITION_IDS = "embeddings.position_ids"
 HEAD = "cls.predictions."
 HEAD_NAMES = {
     "head_dense/kernel": f"{HEAD}transform.dense.weight",
@@ -78,6 +80,24 @@ def flat_parameters(
                 f"{name} {shapes[name]}"
             )
     return params, problems
+
+
+def encoder_parameters(
+    tensors: Mapping[str, Tensor], config: BertConfig, *, needs_pooler: bool
+) -> tuple[PyTree, list[str]]:
+    """Returns the parameters of BERT's encoder, and the problems with its tensors.
+
+    The tensors have the names of a BertModel. Unless it `needs_pooler`, an encoder
+    without one has no "pooler".
+    """
+    shapes = expected_shapes(config)
+    sources = {name: sources_of(name, config.num_layers) for name in shapes}
+    known = {POSITION_IDS}.union(*sources.values())
+    if not needs_pooler and not any(name.startswith("pooler.") for name in tensors):
+        sources = {k: v for k, v in sources.items() if not k.startswith("pooler/")}
+    flat, problems = flat_parameters(tensors, sources, shapes)
+    problems += [f"{name} is not known" for name in sorted(set(tensors) - known)]
+    return flax.traverse_util.unflatten_dict(flat, sep="/"), problems
 
 
 def zero_pooler(config: BertConfig) -> PyTree:

@@ -31,13 +31,7 @@ from realm_jax.weights.published_encoder import (
     prompt_pieces,
     read_sentence_encoder,
 )
-from realm_jax.weights.realm import (
-    SHARED_TOWER,
-    PublishedModel,
-    assemble,
-    is_realm,
-    read_realm,
-)
+from realm_jax.weights.realm import MODEL_TYPE, SHARED_TOWER, PublishedModel, assemble
 from realm_jax.weights.stored import DamagedWeightsError, StoredTensor
 from realm_jax.weights.tensors import stored_tensors
 from realm_jax.weights.tf_checkpoint import (
@@ -75,9 +69,10 @@ def read_published(source: str) -> PublishedModel:
             f"expected {CONFIG_FILE} of a published model in {source}, or a checkpoint "
             f"of TensorFlow, got neither ({error}); give the folder of a model"
         ) from error
-    if is_realm(config):
-        return read_realm(source)
     kind = config.get("model_type", "bert")
+    if kind == MODEL_TYPE:
+        bert = config_from_values(config, str(path))
+        return assemble(source, bert, config, stored_tensors(source))
     if kind != "bert":
         raise BadInputError(
             f"expected a model of type bert or realm in {path}, got {kind!r:.80}; give "

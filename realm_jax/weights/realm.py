@@ -6,7 +6,6 @@ its tensors are which parameters; those of BERT itself are in `bert_tensors.py`.
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,13 +15,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_json, require_fields
+from realm_jax.manifests import require_fields
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
 from realm_jax.models.span_reader import SPAN_SCORER_SIZE
-from realm_jax.weights import bert, bert_tensors
+from realm_jax.weights import bert_tensors
 from realm_jax.weights.stored import StoredTensor
-from realm_jax.weights.tensors import Tensor, stored_tensors
+from realm_jax.weights.tensors import Tensor
 
 MODEL_TYPE = "realm"
 BLOCK_EMBEDDINGS = "block_emb"
@@ -68,13 +67,6 @@ EXTRA_NAMES: Mapping[str, Mapping[str, str]] = {
     READER: _SCORER_NAMES,
 }
 
-_FIELDS = {
-    "retriever_proj_size": int,
-    "max_span_width": int,
-    "reader_layer_norm_eps": int | float,
-    "reader_beam_size": int,
-    "reader_seq_len": int,
-}
 # As `RealmConfig` has them; files that `transformers` writes have all.
 _DEFAULTS = {
     "retriever_proj_size": 128,
@@ -83,6 +75,7 @@ _DEFAULTS = {
     "reader_beam_size": 5,
     "reader_seq_len": 320,
 }
+_FIELDS = dict.fromkeys(_DEFAULTS, int) | {"reader_layer_norm_eps": int | float}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,20 +122,6 @@ class PublishedModel:
     is_bert: bool = False
     unused: Sequence[str] = ()
     missing: Sequence[str] = ()
-
-
-def is_realm(config: Mapping[str, Any]) -> bool:
-    """Returns whether a `config.json` is that of a model of the family."""
-    return config.get("model_type") == MODEL_TYPE
-
-
-def read_realm(folder: str | pathlib.Path) -> PublishedModel:
-    """Reads a model that `save_pretrained` of `transformers` has written."""
-    config = bert.config_from_json(folder)
-    path = pathlib.Path(folder) / bert.CONFIG_FILE
-    settings = parse_json(path.read_bytes())
-    tensors = stored_tensors(folder)
-    return assemble(str(folder), config, settings, tensors)
 
 
 def assemble(

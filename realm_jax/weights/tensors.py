@@ -227,13 +227,8 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
 
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Returns what stands for a name; all but a few are refused."""
-        try:
-            return _KNOWN[module_name, global_name]
-        except KeyError as error:
-            raise pickle.UnpicklingError(
-                f"it asks for {module_name}.{global_name}"
-            ) from error
+        """Returns what stands for a name; `_load` has refused all others."""
+        return _KNOWN[module_name, global_name]
 
     def persistent_load(self, pid: Any) -> _PickledStorage:
         """Returns the storage that a persistent id names."""

@@ -166,14 +166,8 @@ def _variable(prefix: pathlib.Path, record: bytes, shards: int) -> StoredTensor 
     path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
     if not path.is_file():
         raise DamagedWeightsError(f"{path.name} is missing")
-    checksum = _unsigned(fields[6][0])
-    tensor = StoredTensor(
-        path,
-        _number(fields, 4),
-        dtype,
-        shape,
-        crc32c=_unmasked(checksum),
-    )
+    crc32c = _unmasked(fields[6][0])
+    tensor = StoredTensor(path, _number(fields, 4), dtype, shape, crc32c=crc32c)
     if tensor.end - tensor.offset != _number(fields, 5):
         raise DamagedWeightsError(f"a variable of shape {shape} has another size")
     return tensor
@@ -202,7 +196,7 @@ def _block(table: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]
     checksum = table[end + 1 : end + _TRAILER_BYTES]
     if len(block) != size or len(checksum) != 4:
         raise DamagedWeightsError("its table of variables is truncated")
-    if google_crc32c.value(block + kind) != _unmasked(_unsigned(checksum)):
+    if google_crc32c.value(block + kind) != _unmasked(checksum):
         raise DamagedWeightsError("its table of variables is damaged")
     if kind != b"\0":
         raise DamagedWeightsError("its table of variables is compressed")
@@ -261,9 +255,9 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             raise DamagedWeightsError("a number in a record is too long")
 
 
-def _unmasked(checksum: int) -> int:
+def _unmasked(checksum: bytes) -> int:
     """Returns the crc32c that TensorFlow has rotated and shifted."""
-    rotated = (checksum - _CRC_MASK) & 0xFFFFFFFF
+    rotated = (_unsigned(checksum) - _CRC_MASK) & 0xFFFFFFFF
     return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
 
 

@@ -15,10 +15,9 @@ import hashlib
 import pathlib
 import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +25,7 @@ from jaxtyping import Bool, Float, Int, PyTree
 
 from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
-from realm_jax.data.features import query_row
+from realm_jax.data.features import in_chunks, query_row
 from realm_jax.data.salient_spans import Span, bare_name, date_spans, merge
 from realm_jax.data.tokenizer_files import CONFIG_FILE, load_vocabulary, read_settings
 from realm_jax.data.wordpiece import Encoding, WordPiece
@@ -148,8 +147,8 @@ class CheckpointTagger:
     def _classify(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the class of each wordpiece of each part."""
         classes = [np.zeros(0, int)] * len(parts)
-        by_length = sorted(range(len(parts)), key=lambda part: len(parts[part]))
-        for batch in _batches(by_length):
+        by_length = np.argsort([len(part) for part in parts], kind="stable")
+        for batch in in_chunks(by_length, _BATCH):
             length = self._bucket(len(parts[batch[-1]]) + 2)
             rows = np.zeros((_BATCH, length), np.int32)
             for row, part in enumerate(batch):
@@ -189,11 +188,6 @@ def _logits(config: BertConfig, params: PyTree, ids: Array) -> Array:
     return sequence @ params["kernel"] + params["bias"]
 
 
-def _batches(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
-
-
 def _labels(path: pathlib.Path) -> tuple[str, ...]:
     config = parse_json(path.read_bytes())  # Already validated by `config_from_json`.
     kind = config.get("model_type", "bert")
@@ -223,7 +217,10 @@ def _load_params(folder: pathlib.Path, config: BertConfig, num_labels: int) -> P
             found = "missing" if tensor is None else f"of shape {tensor.shape}"
             problems.append(f"{name} is {found}, not {shape}")
     encoder = {name.removeprefix("bert."): value for name, value in tensors.items()}
-    bert, more_problems = _encoder_params(encoder, config)
+    # Token classification needs no pooler, and `transformers` leaves it out.
+    bert, more_problems = bert_tensors.encoder_parameters(
+        encoder, config, needs_pooler=False
+    )
     problems += more_problems
     if problems:
         raise BadInputError(
@@ -232,25 +229,8 @@ def _load_params(folder: pathlib.Path, config: BertConfig, num_labels: int) -> P
             "one checkpoint of BertForTokenClassification."
         )
     kernel, bias = (np.asarray(tensor, np.float32) for tensor in head)
+    bert = {"pooler": bert_tensors.zero_pooler(config)} | bert
     return {"bert": bert, "kernel": kernel.T, "bias": bias}
-
-
-def _encoder_params(
-    tensors: dict[str, np.ndarray], config: BertConfig
-) -> tuple[PyTree, list[str]]:
-    """Returns the encoder's parameters, and the problems with its tensors."""
-    shapes = bert_tensors.expected_shapes(config)
-    sources = {
-        name: bert_tensors.sources_of(name, config.num_layers) for name in shapes
-    }
-    known = {"embeddings.position_ids"}.union(*sources.values())
-    # Token classification needs no pooler, and `transformers` leaves it out.
-    if not any(name.startswith("pooler.") for name in tensors):
-        sources = {k: v for k, v in sources.items() if not k.startswith("pooler/")}
-    params, problems = bert_tensors.flat_parameters(tensors, sources, shapes)
-    problems += [f"{name} is not known" for name in sorted(set(tensors) - known)]
-    tree = flax.traverse_util.unflatten_dict(params, sep="/")
-    return {"pooler": bert_tensors.zero_pooler(config)} | tree, problems
 
 
 def _fingerprint(folder: str | pathlib.Path) -> str:

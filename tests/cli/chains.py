@@ -1,4 +1,4 @@
-"""Texts and encoders to begin a chain with, and what a chain file says."""
+"""Texts and encoders to begin a chain with, and what gin files say."""
 
 import json
 import pathlib
@@ -25,20 +25,27 @@ def write_encoder(folder, characters, words=()):
     )
 
 
+def configuration_of(command, files, bindings):
+    """Returns the configuration that a command would run with."""
+    parser = configuration.make_parser(f"realm {command}", "")
+    arguments = [f"--gin_file={file}" for file in files]
+    arguments += [f"--gin.{binding}" for binding in bindings]
+    configuration.parse(parser, arguments, command)
+    return configuration.configured(STAGES[command].load_config())
+
+
 def stages_of(chain):
-    """Returns arguments and configuration of each stage of a chain file, by command."""
+    """Yields each stage of a chain file, its command line and its configuration."""
     parser = configuration.make_parser("chain", "")
     configuration.parse_chain(parser, [f"--gin_file={chain}"])
     commands = ChainCommands(configuration.configured(local.Chain), [str(chain)])
-    found = {}
     for stage in commands.stages:
         arguments = commands.main(stage)
         configuration.parse(parser, arguments[1:], stage.command)
         config = configuration.configured(STAGES[stage.command].load_config())
-        found[stage.command] = (arguments, config)
-    return found
+        yield stage, arguments, config
 
 
 def configs_of(chain):
     """Returns the configuration of each stage of a chain file, by command."""
-    return {command: config for command, (_, config) in stages_of(chain).items()}
+    return {stage.command: config for stage, _, config in stages_of(chain)}

@@ -31,6 +31,7 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
 from tests.cli.chains import configs_of, write_articles, write_encoder
+from tests.flipped import flip
 from tests.waiting import wait_until
 
 QUERIES = [
@@ -341,9 +342,6 @@ def test_one_command_stopped_once(encoder, tmp_path):
 
 
 def test_a_damaged_corpus_is_not_measured(chain):
-    path = pathlib.Path(chain.root, "corpus", "hashes.npy")
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(pathlib.Path(chain.root, "corpus", "hashes.npy"))
     with pytest.raises(BadInputError, match=r"hashes\.npy is damaged"):
         adapt._measured(chain, [], threading.Event())

@@ -2,16 +2,14 @@
 
 import pytest
 
-from realm_jax.cli import bert_settings, configuration
+from realm_jax.cli import bert_settings
 from realm_jax.data.wordpiece import SPECIAL_PIECES
-from realm_jax.evaluation.ask import AskConfig
 from realm_jax.manifests import seal
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import manifest_name
 from realm_jax.training.initialization import describe, recorded_activation
-from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.warm_start import WarmStartConfig
 from tests import tiny_run
+from tests.cli.chains import configuration_of
 from tests.records import details_of
 from tests.tiny_encoder import write_bert
 
@@ -23,20 +21,16 @@ def published(tmp_path):
     return tmp_path / "published"
 
 
-def towers_of(command, config_class, root, *bindings):
+def towers_of(command, root, *bindings):
     """The towers with which a command would begin."""
-    parser = configuration.make_parser(f"realm {command}", "")
-    run_file = f"gin/runs/{command.replace('-', '_')}.gin"
+    files = ["gin/models/tiny.gin", f"gin/runs/{command.replace('-', '_')}.gin"]
     given = [*tiny_run.bindings(command, root), *bindings]
-    arguments = ["--gin_file=gin/models/tiny.gin", f"--gin_file={run_file}"]
-    arguments += [f"--gin.{one}" for one in given]
-    configuration.parse(parser, arguments, command)
-    config = bert_settings.follow_weights(configuration.configured(config_class))
+    config = bert_settings.follow_weights(configuration_of(command, files, given))
     return getattr(config, "finetuned", config).models.retriever_config(40)
 
 
 def warm_start(root, *bindings):
-    return towers_of("warm-start", WarmStartConfig, root, *bindings)
+    return towers_of("warm-start", root, *bindings)
 
 
 def finish(model_dir, towers):
@@ -53,10 +47,10 @@ def test_all_that_goes_on_from_published_weights_has_their_activation(
     assert towers.bert.activation == "gelu"
     finish(tmp_path / "warm_start", towers)
     # The stages after it, and the warm start itself once the weights are gone.
-    assert towers_of("pretrain", PretrainConfig, tmp_path) == towers
+    assert towers_of("pretrain", tmp_path) == towers
     assert warm_start(tmp_path, "WARM_START=gone") == towers
     finish(tmp_path / "finetune", towers)
-    assert towers_of("ask", AskConfig, tmp_path) == towers
+    assert towers_of("ask", tmp_path) == towers
 
 
 def test_an_activation_that_gin_names_stays(published, tmp_path):

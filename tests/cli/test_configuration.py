@@ -6,8 +6,8 @@ import pytest
 
 from realm_jax import run_record
 from realm_jax.cli import bert_settings, configuration
-from realm_jax.stages import STAGES
 from tests import tiny_run
+from tests.cli.chains import configuration_of
 from tests.refused import refused
 
 # In a folder of the package, which gin finds after two that lack it.
@@ -62,11 +62,7 @@ def configured(tmp_path):
 
     def read(command, *bindings):
         files = ["models/tiny.gin", f"runs/{command}.gin", f"{tmp_path}/chain.gin"]
-        arguments = [f"--gin_file={file}" for file in files]
-        arguments += [f"--gin.{binding}" for binding in [*REQUIRED, *bindings]]
-        parser = configuration.make_parser(f"realm {command}", "")
-        configuration.parse(parser, arguments, command)
-        return configuration.configured(STAGES[command].load_config())
+        return configuration_of(command, files, [*REQUIRED, *bindings])
 
     return read
 
@@ -125,13 +121,8 @@ def test_a_macro_that_is_misspelt_in_a_file_is_refused(configured, tmp_path):
 class TestWhatIsRead:
     def test_by_the_builder_is_what_its_trainer_is_given(self):
         files = ["models/tiny.gin", "runs/pretrain.gin", "runs/build_index.gin"]
-        arguments = [f"--gin_file={file}" for file in files]
         given = [*REQUIRED, "TRAIN_STEPS=3", "pretrain/BATCH_SIZE=3"]
-        arguments += [f"--gin.{binding}" for binding in given]
-        parser = configuration.make_parser("realm build-index", "")
-        configuration.parse(parser, arguments, "build-index")
-        config = configuration.configured(STAGES["build-index"].load_config())
-        assert config.corpus == "c"
+        assert configuration_of("build-index", files, given).corpus == "c"
 
     def test_by_parts_of_the_configuration_takes_effect(self, configured):
         before = run_record.settings_of(configured("pretrain"))

@@ -157,13 +157,3 @@ def test_in_no_format_embeddings_are_lost_on_a_full_disk(form, finished, tmp_pat
     (tmp_path / f"embeddings.{form}").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         embedding_files.write_embeddings(tmp_path, [form], rows, corpus, 1.0)
-
-
-def test_an_export_that_fails_half_way_leaves_nothing(finished, tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise OSError("no more")
-
-    monkeypatch.setattr(embedding_files, "_ids", fail)
-    with pytest.raises(OSError, match="no more"):
-        exported(finished / "pretrain", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []

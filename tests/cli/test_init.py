@@ -152,10 +152,12 @@ LOWER_CASE = [
 def test_text_without_names_has_masks_that_are_prepared(texts, more, kind, text, realm):
     write_articles(texts)
     assert f"masks: {kind}, about " in realm(*INIT, "--weights=", *more)
-    found = stages_of("runs/my/chain.gin")
-    assert found["pretrain"][1].task == found["warm-start"][1].task == f"my_{kind}"
-    assert list(found["prepare"][1].examples) == ["ict", kind]
-    assert main([*found["prepare"][0], f'--gin.EXAMPLES=["{kind}"]']) == 0
+    (_, prepare, config), (_, _, warm_start), (_, _, pretrain) = stages_of(
+        "runs/my/chain.gin"
+    )
+    assert pretrain.task == warm_start.task == f"my_{kind}"
+    assert list(config.examples) == ["ict", kind]
+    assert main([*prepare, f'--gin.EXAMPLES=["{kind}"]']) == 0
     for split in ("train", "validation"):
         assert pathlib.Path(f"runs/my/corpus/examples/my_{kind}/{split}").is_dir()
 

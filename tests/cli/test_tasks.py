@@ -5,7 +5,6 @@ import os
 import sys
 
 import pytest
-import seqio
 
 from realm_jax.cli.main import main
 from realm_jax.prepare import inspect
@@ -19,15 +18,12 @@ def corpus(finished):
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch):
+def _nothing_stays(registry, monkeypatch):
     """Forgets after the test what it registers, imports and sets."""
-    before = set(seqio.TaskRegistry.names())
     modules = set(sys.modules)
     for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "3"))
     yield
-    for name in set(seqio.TaskRegistry.names()) - before:
-        seqio.TaskRegistry.remove(name)
     for name in set(sys.modules) - modules:
         if name.startswith("my_"):
             del sys.modules[name]

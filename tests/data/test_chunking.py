@@ -116,11 +116,6 @@ def test_packing_equals_a_plain_loop(title_length, lengths, chunk_length):
     )
 
 
-def test_packing_fills_to_the_last_wordpiece():
-    # 3 special pieces, 2 of the title, 5 + 6 of the body: 16.
-    assert pack(2, [5, 6, 1], 16) == [range(0, 2), range(2, 3)]
-    assert pack(2, [5, 6, 1], 15) == [range(0, 1), range(1, 3)]
-    assert pack(2, [50, 1], 16) == [range(0, 1), range(1, 2)]
-    assert pack(2, [], 16) == []
+def test_a_block_without_room_is_refused():
     with refused(r"chunk length above 3.*got 3"):
         pack(0, [1], 3)

@@ -83,15 +83,10 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_overwritten_but_what_a_killed_run_left(tmp_path, examples):
+def test_nothing_is_overwritten(examples):
     with refused("absent or empty"):
         write_examples(examples.directory, [make_batch(0, 1)], {})
     assert len(Examples.open(examples.directory)) == 11
-    left = tmp_path / "other.partial"
-    left.mkdir()
-    (left / "ids.npy").write_bytes(b"half")
-    write_examples(tmp_path / "other", [make_batch(0, 2)], {})
-    assert not left.exists()
 
 
 def test_examples_of_something_else_or_of_nothing_are_refused(tmp_path, examples):
@@ -117,15 +112,8 @@ def test_damage_is_named(examples):
         path.write_bytes(damaged)
         with refused(message):
             Examples.open(examples.directory)
-    path.unlink()
-    with refused(r"/ids\.npy is missing; "):
-        Examples.open(examples.directory)
     path = examples.directory / "examples.json"
-    sound = path.read_bytes()
-    path.write_bytes(sound.replace(b'"task": "t"', b'"task": "u"'))
-    with refused(r"/examples\.json cannot be read \(its che"):
-        Examples.open(examples.directory)
-    path.write_text(json.dumps(json.loads(sound) | {"format_version": 3}))
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format_version": 3}))
     with refused(r"format version 2 .* got version 3"):
         Examples.open(examples.directory)
 

@@ -2,7 +2,6 @@
 
 import unicodedata
 
-import numpy as np
 import pytest
 
 from realm_jax.data.dates import find_dates
@@ -28,11 +27,6 @@ def store(request, tmp_path_factory):
     return build_corpus(DOCUMENTS, directory / "corpus", vocabulary, chunk_length=64)
 
 
-@pytest.fixture(scope="module")
-def blocks(store):
-    return np.arange(store.num_blocks)
-
-
 def plain(text):
     """Without what BERT's rules for case, accents and spaces change in this text."""
     return unicodedata.normalize("NFC", text.lower()).replace(" ", "")
@@ -49,10 +43,10 @@ def test_dates_and_marked_names_are_those_a_reader_marks():
         assert sorted(found["NAME"] + found["NUMBER"]) == sorted(marked)
 
 
-def test_nothing_is_unknown_and_no_character_is_lost(store, blocks):
+def test_nothing_is_unknown_and_no_character_is_lost(store):
     assert store.num_blocks > len(ARTICLES)
     bodies, sentences = dict.fromkeys(ARTICLES, ""), []
-    for text in store.texts(blocks):
+    for text in store.texts(range(store.num_blocks)):
         bodies[text.title] += text.body
         sentences += [text.body[start:end] for start, end in text.sentences]
         ids = store.vocabulary.encode(text.body).ids

@@ -163,17 +163,6 @@ def test_patterns_have_a_feature_of_their_own(small_store):
     assert not examples["answer_ids"][1].any()
 
 
-PATTERNS = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=300)
-
-
-@given(st.lists(PATTERNS, max_size=9))
-def test_any_pattern_survives_as_an_array(patterns):
-    rows = np.zeros((9, 300), np.int32)
-    for row, pattern in zip(rows, patterns, strict=False):
-        row[: len(pattern)] = [ord(character) for character in pattern]
-    assert decode_patterns(rows) == tuple(patterns)
-
-
 def test_sets_without_patterns_have_no_room_for_them(small_store):
     texts = Question("a", 0, "Who?", ("Hult",), "train")
     assert pattern_length([texts]) == 0

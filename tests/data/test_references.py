@@ -89,11 +89,6 @@ def write(store, kind, folder):
     return write_examples(folder, batches, metadata, references=references)
 
 
-def write_whole(store, kind, folder):
-    batch = kind.examples(store, np.arange(store.num_blocks))
-    return write_examples(folder, [batch], {"corpus_fingerprint": store.fingerprint})
-
-
 FIVES, NO_TEXT = np.full(40, 5, np.int32), BlockText("", "", "", [], [])
 
 
@@ -111,7 +106,8 @@ def assert_equal(found, expected):
 
 
 def test_batches_are_those_of_examples_stored_whole(small_store, kind, tmp_path):
-    whole = write_whole(small_store, kind, tmp_path / "whole")
+    batch = kind.examples(small_store, np.arange(small_store.num_blocks))
+    whole = write_examples(tmp_path / "whole", [batch], {})
     now = write(small_store, kind, tmp_path / "now")
     assert len(now) == len(whole) > 20
     assert_equal(now.batch(np.arange(len(now))), whole.batch(np.arange(len(whole))))

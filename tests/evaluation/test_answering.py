@@ -13,7 +13,6 @@ from tests.evaluation.tiny_reader import (
     NUM_READ,
     TOWNS,
     FixedSearcher,
-    assert_alike,
     is_whole_words,
     make_answerer,
 )
@@ -132,15 +131,6 @@ def test_a_text_that_its_wordpieces_are_not_of_is_refused(
     monkeypatch.setattr(BlockStore, "texts", changed)
     with pytest.raises(BadInputError, match="prepare the corpus again"):
         answerer.answer(QUESTIONS)
-
-
-def test_asked_alone_or_with_others_the_answer_is_the_same(models, corpus, embeddings):
-    searcher = make_searcher("device", embeddings)
-    together, alone = (
-        make_answerer(models, corpus, searcher, batch_size=size).answer(QUESTIONS)
-        for size in (8, 1)
-    )
-    assert_alike(together, alone)
 
 
 def test_what_fits_of_a_question_is_what_is_read(models, corpus):

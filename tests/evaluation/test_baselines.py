@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.questions import Question
 from realm_jax.data.words import answer_tokens
 from realm_jax.evaluation import stage_results
@@ -22,25 +23,31 @@ def test_random_recall_is_that_of_all_ways_to_draw(k):
     np.testing.assert_allclose(random_recall(relevant, 6, k), expected, atol=1e-12)
 
 
+def measured(corpus, questions, recall_at, max_blocks):
+    """The recalls of the baselines, with what BM25 finds."""
+    texts = [question.question for question in questions]
+    return baseline_recalls(
+        corpus,
+        questions,
+        recall_at=recall_at,
+        max_blocks=max_blocks,
+        bm25=lambda: BM25Index(corpus).search(texts, max(recall_at)),
+    )
+
+
 def test_a_corpus_above_the_limit_is_not_read(corpus, monkeypatch, caplog):
     questions = [
         Question("a", 0, "Who founded Ansk?", (corpus.text(0).body,), "test"),
         Question("b", 1, "Who founded Brel?", ("nobody",), "test"),
     ]
-
-    def measure(max_blocks):
-        return baseline_recalls(
-            corpus, questions, recall_at=(1, 5), max_blocks=max_blocks
-        )
-
-    whole = measure(corpus.num_blocks)
+    whole = measured(corpus, questions, (1, 5), corpus.num_blocks)
     assert list(whole) == ["random blocks", "BM25"]
     assert list(whole["BM25"]) == ["recall@1", "recall@5"]
     assert whole["random blocks"]["recall@1"][0] == pytest.approx(1 / corpus.num_blocks)
     # A question without a relevant block is answered by nothing.
     assert all(values[1] == 0.0 for row in whole.values() for values in row.values())
     monkeypatch.setattr(type(corpus), "texts", None)
-    assert measure(corpus.num_blocks - 1) == {}
+    assert measured(corpus, questions, (1, 5), corpus.num_blocks - 1) == {}
     assert f"the corpus has {corpus.num_blocks:,} blocks" in caplog.text
 
 
@@ -54,13 +61,8 @@ def test_patterns_are_matched_in_a_sample_where_all_would_take_long(
         Question("b", 1, texts[0].title, (word,), "test", answers_are_patterns=True),
         Question("c", 2, "Bells?", ("bells",), "test", answers_are_patterns=True),
     ]
-
-    def measure():
-        return baseline_recalls(
-            corpus, questions, recall_at=(1, 3), max_blocks=corpus.num_blocks
-        )
-
-    exact = measure()
+    settings = corpus, questions, (1, 3), corpus.num_blocks
+    exact = measured(*settings)
     assert not caplog.records
     matched = []
 
@@ -73,7 +75,7 @@ def test_patterns_are_matched_in_a_sample_where_all_would_take_long(
     monkeypatch.setattr(stage_results, "_MOST_MATCHED", 2 * size + 1)
     draw = np.random.default_rng(7)
     monkeypatch.setattr(stage_results.np.random, "default_rng", lambda seed: draw)
-    estimates = [measure() for _ in range(60)]
+    estimates = [measured(*settings) for _ in range(60)]
     # Two questions, in the sample and in what BM25 finds.
     assert len(matched) <= 60 * 2 * (size + 3)
     assert f"from {size:,} of {corpus.num_blocks:,} blocks" in caplog.text

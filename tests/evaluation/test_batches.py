@@ -13,7 +13,7 @@ from realm_jax.index.searchers import make_searcher
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from tests.evaluation.test_answering import QUESTIONS as LONG
-from tests.evaluation.tiny_reader import LENGTHS, assert_alike, make_answerer
+from tests.evaluation.tiny_reader import LENGTHS, make_answerer
 
 # With one that is read in a shorter batch.
 QUESTIONS = [*LONG, "a"]
@@ -93,13 +93,3 @@ def test_an_answer_does_not_depend_on_the_questions_beside_it(
     for question, expected in zip(QUESTIONS, together, strict=True):
         assert answerer.answer([question]) == [expected]
     assert answerer.answer(QUESTIONS[::-1]) == together[::-1]
-
-
-def test_padding_changes_nothing_but_rounding(models, corpus, embeddings, monkeypatch):
-    searcher = make_searcher("device", embeddings)
-    expected = make_answerer(models, corpus, searcher).answer(QUESTIONS)
-    monkeypatch.setattr(
-        "realm_jax.answering.search.padded_lengths", lambda longest: [longest]
-    )
-    padded = make_answerer(models, corpus, searcher).answer(QUESTIONS)
-    assert_alike(expected, padded)

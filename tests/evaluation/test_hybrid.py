@@ -53,7 +53,8 @@ def test_what_shares_no_word_is_not_found(corpus):
     assert (wide[0, -2:] == -1).all()
 
 
-rankings = st.lists(st.integers(0, 12), unique=True, max_size=8)
+# A searcher of one's own may find a block twice; -1 is none.
+rankings = st.lists(st.integers(-1, 12), max_size=8)
 
 
 @given(rankings, rankings, st.integers(1, 15))
@@ -67,16 +68,10 @@ def test_fused_is_the_sum_of_reciprocal_ranks(retrieved, by_words, k):
             for ids, weight in ((retrieved, 1.0), (by_words, 0.5))
             if block in ids
         )
-        for block in {*retrieved, *by_words}
+        for block in {*retrieved, *by_words} - {-1}
     }
     best = sorted(scores, key=lambda block: (-scores[block], block))[:k]
     empty = k - len(best)
     assert found.ids.tolist() == [[*best, *[-1] * empty]]
     expected = [*(scores[block] for block in best), *[-np.inf] * empty]
     np.testing.assert_allclose(found.scores[0], expected, rtol=1e-6)
-
-
-def test_a_block_that_is_found_twice_counts_once():
-    found = fuse(np.array([[2, -1, 2, 0]]), np.array([[-1]]), 2)
-    assert found.ids.tolist() == [[2, 0]]
-    np.testing.assert_allclose(found.scores, [[1 / 61, 1 / 64]], rtol=1e-6)

@@ -30,7 +30,6 @@ from realm_jax.evaluation.report import (
 from realm_jax.evaluation.report_data import RecordedStage, ReportData
 from realm_jax.evaluation.templates import duration, points, probability
 from realm_jax.metrics.curves import Level, curves_from_lines
-from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
 from realm_jax.run_record import RunRecord
 
 HOSTILE = "<script>alert('x')</script> & \"more\""
@@ -436,20 +435,6 @@ def test_why_no_question_can_be_answered_is_said():
     measured["recall@100"][3] = 1.0
     data = ReportData(run_info(), comparison=compare({AFTER_FINETUNING: measured}))
     assert len(verdicts(data)) == 1
-
-
-def test_a_control_is_compared_question_by_question():
-    draw = np.random.default_rng(3)
-    chain = (draw.random(80) < 0.6).astype(np.float64)
-    control = np.where(draw.random(80) < 0.8, chain, 1 - chain)
-    (figure,) = compare_with_control(
-        {AFTER_REALM: {"recall@5": chain}}, {AFTER_REALM: {"recall@5": control}}
-    ).figures
-    assert (figure.moment, figure.metric) == ("before fine-tuning", "recall@5")
-    assert figure.with_realm == bootstrap_interval(chain)
-    assert figure.without_realm == bootstrap_interval(control)
-    assert figure.difference == paired_bootstrap_difference(control, chain)
-    assert figure.difference.mean == pytest.approx((chain - control).mean())
 
 
 def test_the_page_says_what_realm_did():

@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 
 from realm_jax.answering.reader import Answerer
 from realm_jax.objectives.open_qa import AnswerMarginalization
@@ -48,11 +47,3 @@ def make_answerer(models, corpus, searcher, **changes):
         lengths=LENGTHS,
         **(values | changes),
     )
-
-
-def assert_alike(answers, others):
-    """The same answers, but for rounding."""
-    for one, other in zip(answers, others, strict=True):
-        places = [(a.text, a.block_id, a.start, len(a.documents)) for a in (one, other)]
-        assert places[0] == places[1]
-        assert one.probability == pytest.approx(other.probability, abs=1e-5)

@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 
 from realm_jax.index.arrays import ArrayLayout
-from realm_jax.index.snapshots import EMBEDDINGS
+from realm_jax.index.manifest import EMBEDDINGS
 
 CORPUS = "0123abcd"
 ROWS = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
-LAYOUTS = {EMBEDDINGS: ArrayLayout(ROWS.shape, "float32", 8)}
+LAYOUT = ArrayLayout(ROWS.shape, "float32", 8)
+LAYOUTS = {EMBEDDINGS: LAYOUT}
 no_fixture_check = settings(
     deadline=None,
     max_examples=25,
@@ -21,7 +22,7 @@ no_fixture_check = settings(
 def begin(series, step=7, shape=ROWS.shape, chunk_rows=8):
     """Begins an attempt that has one array, and nothing in it."""
     writer = series.begin(step, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, shape, chunk_rows=chunk_rows)
+    writer.create_array(EMBEDDINGS, shape, "float32", chunk_rows)
     return writer
 
 
@@ -32,7 +33,7 @@ def write_rows(writer, starts=(0, 8, 16), rows=ROWS):
 
 def write_snapshot(series, step=7, rows=ROWS, **metadata):
     writer = series.begin(step, corpus_fingerprint=CORPUS, metadata=metadata)
-    writer.create_array(EMBEDDINGS, rows.shape, rows.dtype.name, chunk_rows=8)
+    writer.create_array(EMBEDDINGS, rows.shape, rows.dtype.name, 8)
     writer.write_file("scann/assets.bin", b"assets of step %d" % step)
     write_rows(writer, range(0, len(rows), 8), rows)
     return writer.commit()
@@ -43,12 +44,6 @@ def data_files(series):
     top = Path(series.store.url("index/data"))
     files = [path for path in top.rglob("*") if path.is_file()]
     return sorted(path for path in files if "progress" not in path.parts)
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def truncate(path):

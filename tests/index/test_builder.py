@@ -13,15 +13,13 @@ from realm_jax.errors import NotReadyError
 from realm_jax.index import build, builder, heartbeat
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
-from realm_jax.index.retrievers import load_retriever
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
+from realm_jax.index.manifest import (
     AlreadyCommittedError,
     DamagedSnapshotError,
     MismatchedSnapshotError,
-    SnapshotSeries,
 )
+from realm_jax.index.retrievers import load_retriever
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import MissingObjectError, open_store
 from tests.index.tiny_builder import (
     CONFIG,

@@ -33,12 +33,15 @@ def masked_sentence(sentence, masked, source_block=-1, query_length=12, max_mask
     )
 
 
-def build(store, ids, batch, num_candidates, **settings):
+def build(store, ids, batch, num_candidates, joined_length=24):
     ids = np.array([ids], np.int32)
-    neighbours = Neighbours(ids=ids, scores=np.zeros(ids.shape, np.float32))
-    settings = {"document_length": 16, "joined_length": 24, **settings}
     return candidates.pretrain_candidates(
-        store, neighbours, batch, num_candidates=num_candidates, **settings
+        store,
+        Neighbours(ids=ids, scores=np.zeros(ids.shape, np.float32)),
+        batch,
+        num_candidates=num_candidates,
+        document_length=16,
+        joined_length=joined_length,
     )
 
 
@@ -88,8 +91,6 @@ def test_slots_left_over_are_invalid():
     found = build(store, [1, 0, -1], batch, num_candidates=4)
     np.testing.assert_array_equal(found.block_ids, [[-1, 0, -1, -1]])
     np.testing.assert_array_equal(found.valid, [[True, True, False, False]])
-    found = build(store, [1, -1, -1], batch, num_candidates=2, include_null=False)
-    np.testing.assert_array_equal(found.valid, [[False, False]])
 
 
 def test_null_source_does_not_make_the_null_block_trivial():

@@ -1,7 +1,6 @@
 """Search and candidates on devices: the same as on the host, wherever rows lie."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 
 from realm_jax.index import device_search, device_tokens, searchers
+from realm_jax.index.scann_searcher import share_found
+from tests import tiny_run
 from tests.index import device_worlds as worlds
-from tests.index.test_searchers import share_found, slow_neighbours
+from tests.index.test_searchers import slow_neighbours
 
 MESH = device_search.single_device_mesh()
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @hypothesis.settings(max_examples=10)
@@ -32,7 +32,7 @@ def test_candidates_are_those_of_the_host(seed, num_blocks):
 def test_eight_devices_find_the_same():
     done = subprocess.run(
         [sys.executable, "-m", "tests.index.sharded_search"],
-        cwd=ROOT,
+        cwd=tiny_run.ROOT,
         env=os.environ | {"JAX_NUM_CPU_DEVICES": "8"},
         check=False,
         capture_output=True,
@@ -51,7 +51,7 @@ def test_eight_bits_scored_again_find_nearly_all():
     config = searchers.DeviceConfig(precision="int8")
     found = searchers.DeviceSearcher(embeddings, config=config).search(queries, 8)
     ids, scores = slow_neighbours(queries, embeddings, 8)
-    assert share_found(found, ids) >= 0.99
+    assert share_found(found.ids, ids) >= 0.99
     np.testing.assert_allclose(found.scores, scores, rtol=0.02)
     # Fewer blocks than are asked for.
     few = np.eye(3, dtype=np.float32)

@@ -9,32 +9,25 @@ import numpy as np
 import pytest
 
 from realm_jax.index import embed
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import RetrieverConfig
 from tests.index.memory_store import MemoryStore
-from tests.index.tiny_builder import one_by_one, random_params
+from tests.index.tiny_builder import (
+    RETRIEVER,
+    VOCABULARY,
+    one_by_one,
+    random_params,
+)
 
-CONFIG = RetrieverConfig(
-    BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        mlp_size=32,
-        max_positions=64,
-        initializer_range=0.5,
-    ),
-    projection_size=8,
-    shared=False,
+CONFIG = dataclasses.replace(
+    RETRIEVER, bert=dataclasses.replace(RETRIEVER.bert, max_positions=64), shared=False
 )
 EMBED = embed.EmbedConfig(document_length=40, batch_size=4, shard_blocks=10)
 
 
 def random_store(num_blocks):
     """Blocks of random wordpieces; 5 to 60 pieces with title and specials."""
-    generator = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     titles, bodies = (
-        [generator.integers(5, 50, length) for length in generator.integers(*lengths)]
+        [rng.integers(5, VOCABULARY.size, n) for n in rng.integers(*lengths)]
         for lengths in ((0, 4, num_blocks), (2, 55, num_blocks))
     )
     return MemoryStore(bodies, titles)

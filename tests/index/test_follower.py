@@ -2,7 +2,6 @@ import logging
 import shutil
 import threading
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +10,11 @@ from realm_jax.errors import NotReadyError
 from realm_jax.index import follower as follower_module
 from realm_jax.index import source as source_module
 from realm_jax.index.follower import IndexFollower
-from realm_jax.index.snapshots import EMBEDDINGS, Expectation, SnapshotSeries
+from realm_jax.index.manifest import EMBEDDINGS, Expectation
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.index.source import LoadedIndex, Staleness
 from realm_jax.storage import UnavailableStoreError, open_store
-from tests.index.tiny_builder import IN_BOTH
+from tests.index.tiny_builder import IN_BOTH, flip_a_bit
 from tests.waiting import PATIENCE, Clock, wait_until
 
 CORPUS = "0123abcd"
@@ -45,21 +45,15 @@ def clock(monkeypatch):
 
 def publish(series, step, corpus=CORPUS, dimension=4):
     writer = series.begin(step, corpus_fingerprint=corpus)
-    writer.create_array(EMBEDDINGS, (10, dimension))
+    writer.create_array(EMBEDDINGS, (10, dimension), "float32", 10)
     writer.write_rows(EMBEDDINGS, 0, np.full((10, dimension), step, np.float32))
     return writer.commit()
-
-
-def damage(series, manifest):
-    folder = series.store.url(f"index/data/{manifest.step}-{manifest.attempt}")
-    path = next(Path(folder).glob("embeddings/c/*/*"))
-    path.write_bytes(path.read_bytes()[::-1])
 
 
 def publish_damaged(series, step):
     """Publishes a snapshot that a follower never sees sound."""
     elsewhere = SnapshotSeries(open_store(series.store.url() + "-elsewhere"), "index")
-    damage(elsewhere, publish(elsewhere, step))
+    flip_a_bit(elsewhere.store, publish(elsewhere, step), EMBEDDINGS)
     data, commit = "index/data", f"index/commits/{step}.json"
     shutil.copytree(
         elsewhere.store.url(data), series.store.url(data), dirs_exist_ok=True
@@ -186,7 +180,7 @@ def test_falls_back_to_the_newest_that_fits_and_a_refused_step_may_be_made_anew(
     series, looks
 ):
     publish(series, 1)
-    damage(series, publish(series, 2))
+    flip_a_bit(series.store, publish(series, 2), EMBEDDINGS)
     with follow(series) as follower:
         assert take(follower).manifest.step == 1
         assert list(follower.refused) == [2]
@@ -243,7 +237,7 @@ def test_a_failure_of_load_reaches_the_trainer(series):
 
 
 def test_waits_no_longer_than_told_nor_for_a_dead_builder(series):
-    damage(series, publish(series, 1))
+    flip_a_bit(series.store, publish(series, 1), EMBEDDINGS)
     with follow(series) as follower:
         wait_until(lambda: follower.refused)
         with pytest.raises(NotReadyError, match=r"within 0\.1 s; refused: .*c/0/0"):

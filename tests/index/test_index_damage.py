@@ -15,15 +15,10 @@ import pytest
 from realm_jax.index import builder
 from realm_jax.index.follower import IndexFollower
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
-from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError, Expectation
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.scann_assets import load_assets
-from realm_jax.index.snapshots import (
-    RETRIEVER_SERIES,
-    DamagedSnapshotError,
-    Expectation,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.index.source import LoadedIndex
 from tests.index import tiny_builder
 from tests.index.tiny_builder import (

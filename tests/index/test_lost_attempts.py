@@ -9,7 +9,7 @@ from realm_jax.index import builder
 from realm_jax.index.build import index_layouts
 from realm_jax.index.embedding_cache import HASHES
 from realm_jax.index.heartbeat import Heartbeat, Listener
-from realm_jax.index.snapshots import EMBEDDINGS
+from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.storage import MissingObjectError
 from tests.index.snapshot_files import CORPUS, write_rows, write_snapshot
 from tests.index.snapshot_files import begin as begin_attempt

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import NotReadyError
-from realm_jax.index import builder, scann_assets, scann_searcher
+from realm_jax.index import builder, scann_assets
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.scann_assets import RECALL, ScannAssets, load_assets
 from realm_jax.index.scann_searcher import (
@@ -23,12 +23,13 @@ from realm_jax.index.scann_searcher import (
     ScannSearcher,
     Visit,
     cheapest_visit,
+    share_found,
     tree_shape,
     usual_leaves,
 )
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.source import IndexSource
-from tests.index.test_searchers import share_found, slow_neighbours
+from tests.index.test_searchers import slow_neighbours
 from tests.index.tiny_builder import (
     CONFIG,
     RETRIEVER,
@@ -69,7 +70,8 @@ def exact_ids(queries, embeddings):
 
 
 def recall(searcher, queries, embeddings):
-    return share_found(searcher.search(queries, K), exact_ids(queries, embeddings))
+    found = searcher.search(queries, K).ids
+    return share_found(found, exact_ids(queries, embeddings))
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +262,7 @@ def test_a_tree_has_leaves_and_a_sample_to_train_them():
 def test_share_found_counts_what_is_among_the_found():
     found = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     exact = np.array([[4, 3, 2, 9], [0, 1, 2, 3]])
-    assert scann_searcher.share_found(found, exact) == 3 / 8
+    assert share_found(found, exact) == 3 / 8
 
 
 def test_scann_is_trained_judged_and_loaded_as_it_was(store, blocks, retriever_at):

@@ -1,8 +1,5 @@
 """The searchers against a sort in numpy."""
 
-import subprocess
-import sys
-
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -11,7 +8,6 @@ import numpy as np
 import pytest
 
 from realm_jax.index import device_search, searchers
-from realm_jax.types import Neighbours
 from tests.refused import refused
 
 
@@ -84,11 +80,6 @@ def test_a_new_index_of_the_same_size_compiles_nothing(caplog):
     np.testing.assert_array_equal(sample, embeddings[ids])
 
 
-def share_found(found: Neighbours, ids) -> float:
-    pairs = zip(found.ids, ids, strict=True)
-    return float(np.mean([np.isin(wanted, row) for row, wanted in pairs]))
-
-
 def test_searchers_share_one_interface_and_refuse_the_same(tmp_path):
     embeddings = small_integers((10, 4), seed=0)
     for name in searchers.SEARCHERS:
@@ -105,14 +96,3 @@ def test_searchers_share_one_interface_and_refuse_the_same(tmp_path):
         searchers.make_searcher("faiss", embeddings)
     with refused("expected a saved ScaNN searcher"):
         searchers.ScannSearcher.load(tmp_path)
-
-
-@pytest.mark.full
-def test_scann_is_imported_without_tensorflow():
-    program = (
-        "import sys, numpy\n"
-        "from realm_jax.index.searchers import make_searcher\n"
-        "make_searcher('scann', numpy.ones((2, 4), 'f'))\n"
-        "assert 'tensorflow' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

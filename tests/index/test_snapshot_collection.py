@@ -10,12 +10,17 @@ import pytest
 
 from realm_jax.index.builder import TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.index.manifest import MissingAttemptError
+from realm_jax.index.manifest import (
+    EMBEDDINGS,
+    AlreadyCommittedError,
+    MissingAttemptError,
+)
 from realm_jax.index.snapshot_writer import SnapshotWriter
-from realm_jax.index.snapshots import EMBEDDINGS, AlreadyCommittedError, SnapshotSeries
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import MissingObjectError, open_store
 from tests.index.snapshot_files import (
     CORPUS,
+    LAYOUT,
     LAYOUTS,
     ROWS,
     Killed,
@@ -48,7 +53,7 @@ def test_killed_amid_collection_no_commit_is_broken(tmp_path):
                     step, corpus_fingerprint=CORPUS, layouts=LAYOUTS
                 )
                 if resumed is not None:  # Then all of it must still be there.
-                    resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+                    resumed.create_array(EMBEDDINGS, *LAYOUT)
                     again = resumed.commit()
                     read = series.read_array(again, EMBEDDINGS)
                     np.testing.assert_array_equal(read, ROWS)
@@ -75,7 +80,7 @@ def test_collection_keeps_attempts_that_are_being_written(series):
     assert len(series.collect(keep=1, attempt_age_seconds=3600)) == 1
     with pytest.raises(MissingObjectError):
         series.join(3, dead.attempt)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    writer.create_array(EMBEDDINGS, *LAYOUT)
     write_rows(writer)
     series.verify(writer.commit())
     assert series.steps() == [1, 2]
@@ -83,7 +88,7 @@ def test_collection_keeps_attempts_that_are_being_written(series):
 
 def begun_long_ago(series, step):
     writer = series._begin(step, CORPUS, {}, began=0.0)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    writer.create_array(EMBEDDINGS, *LAYOUT)
     write_rows(writer)
     folder = Path(series.store.url(f"index/data/{step}-{writer.attempt}"))
     for path in folder.rglob("*"):
@@ -98,7 +103,7 @@ def test_each_restart_of_a_builder_leaves_no_copy(series):
     resumed = series.resume(2, corpus_fingerprint=CORPUS, layouts=LAYOUTS)
     attempts = {name.split("/")[2] for name in series.store.list("index/data")}
     assert attempts == {f"1-{other.attempt}", f"2-{resumed.attempt}"}
-    resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    resumed.create_array(EMBEDDINGS, *LAYOUT)
     np.testing.assert_array_equal(series.read_array(resumed.commit(), EMBEDDINGS), ROWS)
 
 
@@ -123,14 +128,6 @@ def test_steps_that_are_taken_again_are_forgotten(series):
     assert series.steps() == [1, 3, 10]
     series.verify(again)
     assert not any("/20-" in name for name in series.store.list())
-
-
-def test_a_discarded_attempt_is_gone(series):
-    writer = series.begin(1, corpus_fingerprint=CORPUS)
-    writer.write_file("x", b"1")
-    writer.discard()
-    assert series.store.list() == []
-    assert series.resume(1, corpus_fingerprint=CORPUS) is None
 
 
 @IN_A_BUCKET
@@ -201,7 +198,7 @@ def race(store, writer_stops, collector_stops, dies=False):
         attempt=begun.attempt,
         header={"corpus_fingerprint": CORPUS, "metadata": {}, "began": begun.began},
     )
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
+    writer.create_array(EMBEDDINGS, ROWS.shape, "float32", 32)
     slow.done = 0
 
     def commit():

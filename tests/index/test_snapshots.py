@@ -12,26 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.errors import BadInputError
-from realm_jax.index.arrays import create_array, rows_per_chunk
-from realm_jax.index.manifest import ArrayRecord
-from realm_jax.index.retrievers import read_params, write_params
-from realm_jax.index.snapshots import (
+from realm_jax.index.manifest import (
     EMBEDDINGS,
     AlreadyCommittedError,
     DamagedSnapshotError,
     Expectation,
     MismatchedSnapshotError,
-    SnapshotSeries,
 )
+from realm_jax.index.retrievers import read_params, write_params
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import MissingObjectError, open_store
+from tests.flipped import flip
 from tests.index.snapshot_files import (
     CORPUS,
+    LAYOUT,
     LAYOUTS,
     ROWS,
     Killed,
     begin,
     data_files,
-    flip,
     lengthen,
     mortal,
     no_fixture_check,
@@ -53,7 +52,6 @@ def test_reads_back_what_was_committed(series):
     np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
     assert series.read_file(manifest, "scann/assets.bin") == b"assets of step 7"
     assert (manifest.step, manifest.count, manifest.dimension) == (7, 23, 4)
-    assert manifest.dtype == "float32"
     assert manifest.metadata == {"note": "kept", "nested": {"a": [1, 2]}}
     assert 0 <= manifest.build_seconds < 60
     assert manifest.began == pytest.approx(manifest.committed - manifest.build_seconds)
@@ -180,8 +178,9 @@ def test_rows_and_arrays_that_do_not_fit_are_refused(series):
         with pytest.raises(BadInputError, match=r"8 rows .* float32\[23, 4\]"):
             writer.write_rows(EMBEDDINGS, start, rows)
     assert writer.completed_rows(EMBEDDINGS) == []
+    other = series.join(7, writer.attempt)
     with pytest.raises(BadInputError, match="embeddings"):
-        series.join(7, writer.attempt).create_array(EMBEDDINGS, (24, 4), chunk_rows=8)
+        other.create_array(EMBEDDINGS, (24, 4), "float32", 8)
 
 
 def test_damage_to_any_file_is_found_and_named(series):
@@ -249,13 +248,13 @@ def test_resumes_the_newest_attempt_of_the_same_settings(series):
     series.begin(7, corpus_fingerprint="other", metadata=metadata)
     series.begin(7, corpus_fingerprint=CORPUS, metadata={})
     series.begin(8, **same)
-    newest.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    newest.create_array(EMBEDDINGS, *LAYOUT)
     newest.write_rows(EMBEDDINGS, 8, ROWS[8:16])
 
     resumed = series.resume(7, **same, layouts=LAYOUTS)
     # The other writer may be alive, and write on.
     assert resumed.attempt != newest.attempt
-    resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    resumed.create_array(EMBEDDINGS, *LAYOUT)
     assert resumed.completed_rows(EMBEDDINGS) == [(8, 16)]
     write_rows(resumed, (0, 16))
     manifest = resumed.commit()
@@ -300,7 +299,7 @@ def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
         if writer is None:
             assert lives == 0
             writer = series.begin(7, corpus_fingerprint=CORPUS)
-        writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+        writer.create_array(EMBEDDINGS, *LAYOUT)
         writer.write_file("scann/assets.bin", b"assets of step 7")
         done = {start for start, _ in writer.completed_rows(EMBEDDINGS)}
         write_rows(writer, {0, 8, 16} - done)
@@ -318,7 +317,7 @@ def test_several_hosts_write_one_array(series):
     def host(index):
         try:
             writer = series.join(7, first.attempt)
-            writer.create_array(EMBEDDINGS, rows.shape, chunk_rows=8)
+            writer.create_array(EMBEDDINGS, rows.shape, "float32", 8)
             write_rows(writer, range(index * 8, 60, 24), rows)
         except Exception as error:
             errors.append(error)
@@ -349,9 +348,3 @@ def test_a_full_disk_leaves_a_resumable_attempt(series):
     assert writer.completed_rows(EMBEDDINGS) == [(0, 1000)]
     writer.write_rows(EMBEDDINGS, 1000, rows)
     series.verify(writer.commit())
-
-
-def test_a_file_of_an_array_holds_about_four_mebibytes(tmp_path):
-    record = ArrayRecord((100_000, 6, 128), "float16")
-    array = create_array(open_store(tmp_path), "table", record)
-    assert 2**21 < rows_per_chunk(array) * 6 * 128 * 2 <= 2**22

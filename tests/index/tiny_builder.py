@@ -13,9 +13,10 @@ import pytest
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.index import builder
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.retrievers import publish_retriever
 from realm_jax.index.scann_assets import ScannAssets
-from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from tests import tiny_run
@@ -100,10 +101,10 @@ def one_by_one(config, params, store, block_ids, length):
     return np.concatenate([embed_one(config, params, *each) for each in documents])
 
 
-def slow_embeddings(retriever, blocks):
+def slow_embeddings(retriever, blocks, length=24):
     """The embedding of each block of a store."""
     all_of_them = range(blocks.num_blocks)
-    return one_by_one(retriever.config, retriever.params, blocks, all_of_them, 24)
+    return one_by_one(retriever.config, retriever.params, blocks, all_of_them, length)
 
 
 _running = []

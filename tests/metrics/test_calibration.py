@@ -29,13 +29,6 @@ def test_the_error_is_that_of_a_loop_over_bins(rows, num_bins):
     assert found.confidence == pytest.approx(np.mean(confidence))
 
 
-def test_probabilities_that_come_true_have_no_error():
-    confidence = np.repeat([0.25, 0.75], 100)
-    correct = np.arange(200) % 4 < np.repeat([1, 3], 100)
-    assert calibrate(confidence, correct).error == pytest.approx(0.0)
-    assert calibrate(confidence, ~correct).error == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("confidence", [[], [1.1], [-0.1], [np.nan]])
 def test_what_is_no_probability_is_bad_input(confidence):
     with pytest.raises(BadInputError, match="between 0 and 1"):

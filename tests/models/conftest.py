@@ -16,6 +16,12 @@ def apply(module, params, *inputs, **options):
     )
 
 
+def assert_close(found, expected, rtol, atol):
+    """Two trees hold the same numbers, but for rounding."""
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, found, expected)
+
+
 @pytest.fixture(scope="session")
 def config():
     return BertConfig(

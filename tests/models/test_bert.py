@@ -11,6 +11,7 @@ import pytest
 
 from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
+from tests.models.conftest import assert_close
 from tests.refused import refused
 
 
@@ -133,11 +134,7 @@ def test_how_the_backward_pass_runs_does_not_change_it(
     ):
         changed = dataclasses.replace(config, **change)
         compiled = compiled_gradient(changed, params, *joined)
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4),
-            compiled(params),
-            expected,
-        )
+        assert_close(compiled(params), expected, rtol=1e-3, atol=1e-4)
         used = compiled.memory_analysis().temp_size_in_bytes
         assert used < reference_bytes or change["remat"] == "none", change
 
@@ -198,11 +195,7 @@ def test_attention_by_cudnn_is_that_by_xla(config, random_params, cudnn_by_xla, 
     # are left to XLA.
     assert set(cudnn_by_xla) == (set() if packed else {(12, 12), (2, 12)})
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=0, atol=0.02 * largest),
-        found,
-        expected,
-    )
+    assert_close(found, expected, rtol=0, atol=0.02 * largest)
 
 
 def test_odd_lengths_are_left_to_xla(config, random_params, joined, cudnn_by_xla):
@@ -389,8 +382,4 @@ def test_positions_alone_are_as_in_the_whole_sequence(
     expected, alone = (
         jax.jit(jax.grad(of, has_aux=True))(params) for of in (of_all, of_positions)
     )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-        alone,
-        expected,
-    )
+    assert_close(alone, expected, rtol=1e-3, atol=1e-5)

@@ -79,8 +79,6 @@ def test_what_nobody_could_open_again_is_refused():
 
     with refused("expected a registered encoder, got .*Unregistered"):
         encoders.recorded(Unregistered(30, **SIZES))
-    with refused("expected a new name for the encoder .*Unregistered"):
-        encoders.register_encoder("shared_layers")(Unregistered)
 
 
 def test_published_weights_are_for_bert_alone(tmp_path):

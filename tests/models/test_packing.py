@@ -11,6 +11,7 @@ import pytest
 
 from realm_jax.models import packing
 from realm_jax.models.bert import Bert
+from tests.models.conftest import assert_close
 
 
 def make_ids(lengths, width=12):
@@ -94,11 +95,7 @@ def test_the_encoder_gives_what_it_gives_of_each_alone(
     gradient, found = step(params, length)
     expected_gradient, expected = step(params, None)
     np.testing.assert_allclose(found, expected, atol=2e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-        gradient,
-        expected_gradient,
-    )
+    assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-4)
 
 
 def test_packing_with_recomputation_and_dropout(config, params, joined):

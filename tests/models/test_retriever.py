@@ -1,6 +1,7 @@
 """The towers: what an embedding is, which parameters make it, where gradients go."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -99,9 +100,7 @@ def test_without_a_projection_an_embedding_is_that_of_a_sentence_encoder(
     assert tower.keys() == {"bert", "dense"}
     _, embeddings = embed(settings, params, inputs)
     _, documents, segments = inputs
-    sequence = jax.jit(Bert(config).apply)(
-        {"params": tower["bert"]}, documents[1], segments[1]
-    ).sequence
+    sequence = apply(Bert(config), tower["bert"], documents[1], segments[1]).sequence
     kernel = np.float64(tower["dense"]["kernel"])
     expected = np.tanh(np.float64(sequence)[:, 0] @ kernel + tower["dense"]["bias"])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
@@ -138,15 +137,14 @@ def test_a_prefix_is_read_as_if_it_stood_in_the_text(
         np.testing.assert_allclose(one, other, atol=1e-6)
     # In rows that two documents share, too.
     length = documents.shape[-1]
-    packed = jax.jit(
-        lambda params: Retriever(prompted).apply(
-            {"params": params},
-            documents.reshape(-1, length),
-            segments.reshape(-1, length),
-            packed_length=2 * length - 3,
-            method=Retriever.embed_documents,
-        )
-    )(params)
+    packed = apply(
+        Retriever(prompted),
+        params,
+        documents.reshape(-1, length),
+        segments.reshape(-1, length),
+        packed_length=2 * length - 3,
+        method="embed_documents",
+    )
     np.testing.assert_allclose(packed.reshape(found[1].shape), found[1], atol=1e-5)
 
 
@@ -241,11 +239,9 @@ def test_what_is_embedded_alone_is_embedded_without_dropout(
     params = random_params(Retriever(settings), *inputs)
     kept = embed(RetrieverConfig(config, projection_size=6), params, inputs)
 
-    alone = jax.jit(Retriever(settings).apply, static_argnames="method")
     # No key for dropout is given.
-    as_queries = alone({"params": params}, queries, method="embed_queries")
-    as_documents = alone(
-        {"params": params}, documents, segments, method="embed_documents"
-    )
+    alone = functools.partial(apply, Retriever(settings), params)
+    as_queries = alone(queries, method="embed_queries")
+    as_documents = alone(documents, segments, method="embed_documents")
     np.testing.assert_allclose(as_queries, kept[0], atol=1e-6)
     np.testing.assert_allclose(as_documents, kept[1], atol=1e-6)

@@ -12,6 +12,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.models import layers, packing
@@ -20,6 +21,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import partitioning
 from tests import compiled
+from tests.models.conftest import assert_close
 from tests.refused import refused
 
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -89,7 +91,7 @@ def check_reader(mesh, ids, segments, positions):
     gradients, log_probs = step(params, *inputs)
 
     placed = jax.device_put(params, shardings)
-    flat = {"/".join(k): v for k, v in flatten(placed).items()}
+    flat = flatten_dict(placed, sep="/")
     for name, spec in EXPECTED_SPECS.items():
         assert_placed(flat[name], PartitionSpec(*spec), name)
     batch = jax.device_put(inputs, NamedSharding(mesh, BATCH))
@@ -98,15 +100,12 @@ def check_reader(mesh, ids, segments, positions):
         logits = jax.jit(module.apply)({"params": placed}, *batch[:3])
     # [batch, candidate, mask, vocab]: nothing else says how the head's result is split.
     assert_placed(logits, PartitionSpec(*BATCH, None, None, "model"), "logits")
-    for name, gradient in flatten(sharded_gradients).items():
+    places = flatten_dict(shardings)
+    for name, gradient in flatten_dict(sharded_gradients).items():
         if "pooler" not in name:  # Unused: zeros, wherever they lie.
-            assert_placed(gradient, flatten(shardings)[name].spec, name)
+            assert_placed(gradient, places[name].spec, name)
     np.testing.assert_allclose(sharded_log_probs, log_probs, atol=1e-4)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
-        sharded_gradients,
-        gradients,
-    )
+    assert_close(sharded_gradients, gradients, rtol=1e-3, atol=1e-3)
 
 
 def check_retriever(mesh, ids, segments):
@@ -164,11 +163,6 @@ def make_parameters(mesh, module, *inputs):
         lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes["params"]
     )
     return params, partitioning.parameter_shardings(mesh, shapes["params_axes"])
-
-
-def flatten(tree):
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {tuple(entry.key for entry in path): leaf for path, leaf in leaves}
 
 
 def assert_placed(array, spec, name):

@@ -6,6 +6,7 @@ import pytest
 
 from realm_jax.data.documents import is_held_out
 from realm_jax.prepare import fewer_articles
+from tests.data.json_lines import write_lines
 
 NAMES = [f"article {i}" for i in range(1000)]
 ARTICLES = [{"id": n.replace(" ", "_"), "title": n, "text": "x\u2028y"} for n in NAMES]
@@ -14,15 +15,13 @@ ASKED = ["article 3", "article 500"]
 
 @pytest.fixture
 def paths(tmp_path):
-    articles, questions = tmp_path / "articles.jsonl", tmp_path / "questions.jsonl"
-    lines = (json.dumps(article, ensure_ascii=False) + "\n" for article in ARTICLES)
-    articles.write_text("".join(lines), encoding="utf-8")
-    asked = (
+    asked = [
         {"id": t, "question": "?", "answers": ["x"], "title": t, "split": "dev"}
         for t in ASKED
-    )
-    questions.write_text("".join(json.dumps(q) + "\n" for q in asked))
-    return str(articles), str(questions), str(tmp_path / "fewer.jsonl")
+    ]
+    articles = write_lines(tmp_path / "articles.jsonl", ARTICLES)
+    questions = write_lines(tmp_path / "questions.jsonl", asked)
+    return articles, questions, str(tmp_path / "fewer.jsonl")
 
 
 def read(path):
@@ -52,8 +51,7 @@ def test_another_seed_draws_others_and_the_same_one_the_same(paths):
 
 def test_articles_without_title_or_with_a_number_as_id_are_drawn_too(paths):
     untitled = [{"id": i, "title": None, "text": "x"} for i in range(50)]
-    with open(paths[0], "w") as file:
-        file.writelines(json.dumps(article) + "\n" for article in untitled)
+    write_lines(paths[0], untitled)
     assert fewer_articles.main([*paths, "--drawn", "5"]) == 0
     held_out = sum(is_held_out(str(article["id"])) for article in untitled)
     assert 5 <= len(read(paths[2])) <= 5 + held_out

@@ -36,23 +36,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def refuse(folder, capsys):
-    """Runs a command that must refuse in one line, and leave nothing."""
-
-    def run(said, **macros):
-        before = sorted(folder.rglob("*"))
-        capsys.readouterr()
-        assert main(arguments(folder, **macros)) == 2
-        assert sorted(folder.rglob("*")) == before
-        [line] = capsys.readouterr().err.splitlines()
-        assert re.search(said, line), (said, line)
-
-    return run
-
-
-def test_a_source_or_questions_that_are_no_json_lines_are_named(refuse, folder):
+def test_a_source_or_questions_that_are_no_json_lines_are_named(folder, capsys):
+    """In one line, and nothing is left."""
     gzipped = gzip.compress(b"{}", mtime=0)
+    (folder / "texts").mkdir()
+    (folder / "articles.jsonl").write_text(json.dumps(ARTICLE))
     for name, content, said in [
         ("a.jsonl", LATIN, "a.jsonl, line 1: expected the line in UTF-8, got the byte"),
         ("a.jsonl", gzipped, r"line 1: .*got gzipped data; .* in \.gz"),
@@ -60,15 +48,17 @@ def test_a_source_or_questions_that_are_no_json_lines_are_named(refuse, folder):
         ("a.jsonl", b"\n\r\n", "documents with text in a.jsonl, got 0 without"),
         ("a.jsonl", b'{"title": "a", "text": ""}', "in a.jsonl, got 1 without any"),
         ("a.json", b'[\n{"title": "a"}]', r"a.json, line 1: .*JSON object, got \["),
+        ("json:texts", None, r"a folder; name the files in it, such as texts/\*"),
+        ("q.jsonl", b'{"id": "1"}', "q.jsonl:1: expected 'question'"),
     ]:
-        (folder / name).write_bytes(content)
-        refuse(said, SOURCE=name)
-    (folder / "texts").mkdir()
-    said = r"at texts, got a folder; name the files in it, such as texts/\*"
-    refuse(said, SOURCE="json:texts")
-    (folder / "articles.jsonl").write_text(json.dumps(ARTICLE))
-    (folder / "q.jsonl").write_bytes(b'{"id": "1"}')
-    refuse("q.jsonl:1: expected 'question'", QUESTIONS="q.jsonl")
+        if content is not None:
+            (folder / name).write_bytes(content)
+        given = {"QUESTIONS" if name == "q.jsonl" else "SOURCE": name}
+        before = sorted(folder.rglob("*"))
+        assert main(arguments(folder, **given)) == 2
+        assert sorted(folder.rglob("*")) == before
+        [line] = capsys.readouterr().err.splitlines()
+        assert re.search(said, line), (said, line)
 
 
 @pytest.mark.usefixtures("registry")
@@ -135,11 +125,11 @@ def test_text_and_questions_are_read_as_the_weights_tokenizer_does(folder, capsy
         assert " ".join(found[: len(body.split())]) == body
 
 
-def blocks_of_splits(corpus="corpus"):
+def blocks_of_splits():
     """The blocks whose sentences were masked, by split."""
     found = {}
     for split in ("train", "validation"):
-        masked = Examples.open(f"{corpus}/examples/my_salient/{split}")
+        masked = Examples.open(f"corpus/examples/my_salient/{split}")
         found[split] = set(masked.features["source_block"][:].tolist())
     return found
 

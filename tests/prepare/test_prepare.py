@@ -8,7 +8,7 @@ import time
 import pytest
 
 from realm_jax.cli.main import main
-from realm_jax.prepare import beam_parts, prepare
+from realm_jax.prepare import prepare
 from realm_jax.prepare.scratch import Workers
 from realm_jax.storage import open_store
 from tests import tiny_run
@@ -22,21 +22,6 @@ def run_here(root, corpus, *flags, **macros):
     """Returns the code of the same in this process: TensorFlow is imported once."""
     arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
     return main([*arguments, *flags])
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """A list that grows by the processes of each job, on a machine of four cores."""
-    counts = []
-    pipeline_options = beam_parts.pipeline_options
-
-    def counting(flags, workers):
-        counts.append(workers)
-        return pipeline_options(flags, workers)
-
-    monkeypatch.setattr(beam_parts, "pipeline_options", counting)
-    monkeypatch.setattr(beam_parts, "default_workers", lambda: 4)
-    return counts
 
 
 @pytest.fixture
@@ -109,10 +94,11 @@ def test_numbers_of_workers_and_bad_lines_below_0_are_refused():
 
 
 def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
-    finished, inputs, processes, monkeypatch
+    finished, inputs, monkeypatch
 ):
-    # NumPy alone makes them.
-    monkeypatch.setitem(sys.modules, "realm_jax.prepare.seqio_tasks", None)
+    # NumPy alone makes them, and they are too few for other processes, Beam's.
+    for unneeded in ("seqio_tasks", "beam_parts"):
+        monkeypatch.setitem(sys.modules, f"realm_jax.prepare.{unneeded}", None)
     corpus = inputs / "some"
     assert run_here(inputs, corpus, '--gin.EXAMPLES=["salient"]') == 0
     made = contents(corpus / "examples")
@@ -121,8 +107,6 @@ def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
     more = '--gin.EXAMPLES=["questions", "towns_ict"]'
     assert run_here(inputs, corpus, more) == 0
     assert contents(corpus) == contents(finished / "corpus")
-    # They are too few for other processes, which would be Beam's.
-    assert processes == []
     for name, written in times.items():
         assert (corpus / "examples" / name).stat().st_mtime_ns == written
 

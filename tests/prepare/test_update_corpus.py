@@ -27,6 +27,7 @@ from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.scratch import Workers, only_writer
 from realm_jax.prepare.update_corpus import UpdateConfig
 from tests import tiny_run
+from tests.data.json_lines import write_lines
 from tests.prepare.folders import flip_a_bit_of_each
 from tests.refused import refused
 
@@ -46,11 +47,6 @@ SENTENCES = (
 def vocabulary(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vocabulary")
     return WordPiece.train(SENTENCES, 200, folder / "vocab.txt")
-
-
-def write_lines(path, records):
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    return str(path)
 
 
 def prepare(root, name, records, vocabulary, chunk_length=24):

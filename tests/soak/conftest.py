@@ -1,12 +1,13 @@
 import pytest
 
-from tests.soak import jobs
+from tests import tiny_world
 from tests.soak.fork_server import ForkServer
+from tests.soak.jobs import WORLD
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    return jobs.make_world(tmp_path_factory.mktemp("world"))
+    return tiny_world.make(tmp_path_factory.mktemp("world"), WORLD)
 
 
 @pytest.fixture(scope="session")

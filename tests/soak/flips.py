@@ -151,14 +151,6 @@ WARM_STARTING = Stage(
 STAGES = (PRETRAINING, ROLLING, FINETUNING, WARM_STARTING)
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a resumed run ended with."""
-
-    params: list
-    losses: dict[int, float]
-
-
 class Flips:
     """A run that is resumed for two more updates after each damage."""
 
@@ -169,7 +161,7 @@ class Flips:
         stage: Stage = PRETRAINING,
     ):
         """Makes the run, and resumes it once without damage."""
-        self._stage = stage
+        self._stage, self.kinds = stage, stage.kinds
         self._folder, self._sound = folder / "now", folder / "sound"
         shutil.copytree(world.corpus, self._folder / "corpus")
         self._world = dataclasses.replace(world, corpus=str(self._folder / "corpus"))
@@ -182,12 +174,7 @@ class Flips:
         code, said, warned = self._resume()
         assert code == 0, said
         self._usual = set(warned)
-        self._expected = self._result()
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Kinds of file that are damaged."""
-        return self._stage.kinds
+        self._params, self._losses = self._result()
 
     def files(self, kind: str) -> list[str]:
         """Paths of the files of a kind, below the folder."""
@@ -214,15 +201,15 @@ class Flips:
             known = said.count("\n") == 1 and any(part in said for part in names)
             return NAMED if known else f"not named ({said})"
         warned = [line for line in warned if line not in self._usual]
-        result = self._result()
-        if not _same(result.params, self._expected.params):
+        params, losses = self._result()
+        if not _same(params, self._params):
             anew = any("anew" in line or "made of" in line for line in warned)
             return MADE_ANEW if anew else f"another result in silence ({warned})"
-        if missing := self._expected.losses.keys() - result.losses.keys():
+        if missing := self._losses.keys() - losses.keys():
             return (
                 GAP if max(missing) <= self._stage.done else "another result in silence"
             )
-        if result.losses != self._expected.losses:
+        if losses != self._losses:
             return CHANGED
         return WARNED if warned else SAME
 
@@ -245,13 +232,14 @@ class Flips:
         attempt = Attempt(config.stage.command, config, note=logging.warning)
         return 0 if self._stage.run(config, silent, stop, attempt) else 1
 
-    def _result(self) -> Result:
+    def _result(self) -> tuple[list, dict[int, float]]:
+        """Returns the parameters that a run ended with, and its loss by step."""
         model_dir = str(self._folder / "model")
         store = open_store(model_dir)
         last = self._stage.steps
         params = [read_item(store, last, item) for item in ("params", "rest")]
         losses = {line["step"]: line.get("loss") for line in read_metrics(model_dir)}
-        return Result(params, losses)
+        return params, losses
 
 
 @contextlib.contextmanager

@@ -10,27 +10,22 @@ import dataclasses
 import pathlib
 import re
 
-import jax
 import numpy as np
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.builder import RETRIEVER_CRC32C, TRAINER_ROLE, BuilderConfig
 from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError, Manifest
 from realm_jax.index.retrievers import (
     PARAMS_CRC32C,
     TrainedRetriever,
     load_retriever,
 )
-from realm_jax.index.snapshots import (
-    EMBEDDINGS,
-    DamagedSnapshotError,
-    Manifest,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.models.retriever import Retriever
 from realm_jax.storage import MissingObjectError, open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
+from tests.index.tiny_builder import slow_embeddings
 from tests.soak.jobs import LENGTHS, Job, Run
 
 SERIES = ("retriever", "index")
@@ -168,7 +163,9 @@ class InvariantChecker:
             life = next(life for life in self._lives if life.pid == int(pid))
             retriever = self._published(int(step), int(crc), life, int(nanoseconds))
             if int(crc) not in checked:
-                checked[int(crc)] = self._embed_slowly(retriever)
+                checked[int(crc)] = slow_embeddings(
+                    retriever, self._blocks, LENGTHS.document
+                )
             rows = np.load(path)
             np.testing.assert_allclose(rows, checked[int(crc)], atol=1e-4, rtol=0)
             commit = self._seen["index"].get((int(step), attempt))
@@ -190,16 +187,6 @@ class InvariantChecker:
                 assert committed < nanoseconds / 1e9
                 return commit.retriever
         raise AssertionError(f"{life} loaded index {step} of {crc}; who published it?")
-
-    def _embed_slowly(self, retriever: TrainedRetriever) -> np.ndarray:
-        """Each block by itself, padded to the full length."""
-        rows = []
-        for block in range(self._blocks.num_blocks):
-            ids, segments = self._blocks.document_ids(
-                np.array([block]), LENGTHS.document
-            )
-            rows.append(_embed_one(retriever.config, retriever.params, ids, segments))
-        return np.concatenate(rows)
 
     def leftovers(self) -> list[str]:
         """Names in the directory that no finished job of these series should leave."""
@@ -243,18 +230,3 @@ class InvariantChecker:
         """The steps of what the directory holds."""
         found = {name: series.steps() for name, series in self._series.items()}
         return found | {"checkpoints": finished_steps(self._store)}
-
-
-_jitted = {}
-
-
-def _embed_one(config, params, ids, segments) -> np.ndarray:
-    if config not in _jitted:
-
-        def embed(params, ids, segments):
-            return Retriever(config).apply(
-                {"params": params}, ids, segments, method=Retriever.embed_documents
-            )
-
-        _jitted[config] = jax.jit(embed)
-    return np.asarray(_jitted[config](params, ids, segments), np.float32)

@@ -8,11 +8,12 @@ import time
 
 from bench.invented_world import LENGTHS, WorldConfig
 from realm_jax.cli.main import STOPPED
-from tests import tiny_run, tiny_world
+from tests import tiny_run
 from tests.soak.fork_server import Fault, ForkServer
 from tests.waiting import PATIENCE
 from tpu_launch import local
 
+# The corpus of these runs.
 WORLD = WorldConfig(num_entities=40, num_relations=6, num_values=40, num_held_out=20)
 
 _SIZES = f"""
@@ -200,8 +201,3 @@ class Job:
         if not self._asked and not self.has_ended:
             self._asked = True
             os.kill(self.pid, signal.SIGTERM)
-
-
-def make_world(folder: pathlib.Path) -> tiny_world.TinyWorld:
-    """Invents the corpus of these runs."""
-    return tiny_world.make(folder, WORLD)

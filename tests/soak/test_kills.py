@@ -11,7 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import (

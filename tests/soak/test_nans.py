@@ -15,8 +15,9 @@ import pytest
 
 from realm_jax.cli.main import guard
 from realm_jax.data.blocks import BlockStore
+from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.retrievers import read_params
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps

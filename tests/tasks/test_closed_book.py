@@ -21,9 +21,9 @@ QUESTIONS = [
 ]
 
 
-def load(name, split, **settings):
+def load(name, split):
     task = seqio.get_mixture_or_task(name)
-    dataset = task.get_dataset(split=split, shuffle=False, **settings)
+    dataset = task.get_dataset(split=split, shuffle=False)
     return list(dataset.as_numpy_iterator())
 
 

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import seqio
@@ -10,6 +8,7 @@ from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.prepare.materialise import materialise
 from realm_jax.types import QuestionBatch
 from tasks.questions import register_questions
+from tests.data.json_lines import write_lines
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.usefixtures("registry")
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "questions.jsonl"
     lines = [
         {
             "id": f"q{i}",
@@ -27,8 +25,7 @@ def path(tmp_path):
         }
         for i in range(10)
     ]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
+    return write_lines(tmp_path / "questions.jsonl", lines)
 
 
 def test_the_task_holds_what_the_plain_function_makes(tmp_path, path, store):
@@ -60,9 +57,8 @@ def test_the_same_questions_are_a_closed_book_task(path, store):
 
 def test_a_published_set_is_registered_by_its_kind(tmp_path, store):
     lines = [{"question": f"who drew town {i}", "answer": ["Brel"]} for i in range(100)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "NQ-open.train.jsonl").write_text(text)
-    (tmp_path / "NQ-open.dev.jsonl").write_text(text)
+    for split in ("train", "dev"):
+        write_lines(tmp_path / f"NQ-open.{split}.jsonl", lines)
     register_questions("nq", tmp_path, store.vocabulary, "nq_open")
     for name in ("nq", "nq_closed_book"):
         task = seqio.get_mixture_or_task(name)

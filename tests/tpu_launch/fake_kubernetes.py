@@ -1,7 +1,7 @@
 """The API server of a cluster with JobSet and Kueue, as far as a launch meets it.
 
 A real client talks to it. Like the API server, asked for strict validation, it refuses
-what JobSet's schema (`schemas/`) lacks.
+what JobSet's schema (`schemas/`) lacks, and the client's models of Jobs.
 """
 
 import contextlib
@@ -32,6 +32,18 @@ class RefusedError(Exception):
 def require_valid(body: dict[str, Any]) -> None:
     for error in _SCHEMA.iter_errors(body):
         raise RefusedError(400, f"strict decoding error: {error.json_path}")
+    for job in body["spec"]["replicatedJobs"]:
+        template = copy.deepcopy(job["template"])
+        # The models refuse wrong types, and leave out what they do not know.
+        with contextlib.suppress(ValueError):
+            for container in template["spec"]["template"]["spec"]["containers"]:
+                # To them quantities are texts, never numbers.
+                limits = container["resources"]["limits"]
+                limits |= {name: f"{number:d}" for name, number in limits.items()}
+            model = client.V1JobTemplateSpec.from_dict(template)
+            if client.ApiClient().sanitize_for_serialization(model) == template:
+                continue
+        raise RefusedError(400, f"strict decoding error: {job['name']}")
 
 
 class Cluster:

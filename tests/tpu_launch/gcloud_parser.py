@@ -15,9 +15,7 @@ def complaints(
 ) -> list[str]:
     """Returns what is wrong with each line, "" where nothing is; runs none of them.
 
-    Args:
-      command_lines: `gcloud` and its arguments; flags as --flag=value; no line twice.
-      folder: for a file.
+    A line is `gcloud` and its arguments, with flags as --flag=value, and comes once.
     """
     if not shutil.which("gcloud"):
         pytest.skip("needs gcloud")

@@ -16,8 +16,7 @@ Answer = tuple[int, Any] | None
 def served(answer: Callable[[BaseHTTPRequestHandler, Any], Answer]) -> Iterator[str]:
     """Yields the address of a service, such as 127.0.0.1:1234.
 
-    Args:
-      answer: answers a request, given its body in JSON, which is {} without one.
+    A request without a body in JSON is answered as if it had {}.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -57,9 +57,11 @@ def test_engines_are_asked_for_what_was_looked_over():
         if name.endswith(".yaml"):
             body = yaml.safe_load(text)
             require_valid(body)
-            pod_of(body, TRAINER)["gracePeriod"] = 60
-            with pytest.raises(RefusedError, match="strict decoding error"):
-                require_valid(body)
+            for part in (body["spec"], pod_of(body, TRAINER)):
+                part["gracePeriod"] = 60
+                with pytest.raises(RefusedError, match="strict decoding error"):
+                    require_valid(body)
+                del part["gracePeriod"]
 
 
 def becomes(body: dict[str, Any], role: str, container: str, code: int, condition: str):
@@ -330,7 +332,6 @@ def test_a_stream_that_breaks_off_is_followed_again(cluster, engine, up, monkeyp
 
         return lines()
 
-    monkeypatch.setattr(gke, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(
         gke.client.CoreV1Api, "read_namespaced_pod_log", broken_at_first
     )

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from realm_jax import run_record
@@ -18,6 +19,7 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
+from tests.prepare.folders import contents
 from tests.tiny_world import assert_same_bits, read_item
 from tests.waiting import PATIENCE
 from tpu_launch import records
@@ -62,7 +64,7 @@ def test_chain_ends_with_a_report(launched):
 
 def test_run_again_says_that_it_is_done(launched, tmp_path):
     root = tiny_run.copy(launched, tmp_path, "corpus", "warm_start", "pretrain")
-    before = _contents(root / "pretrain" / "checkpoints")
+    before = contents(root / "pretrain" / "checkpoints")
     chain = tiny_run.write_chain(root, ["prepare", "pretrain"])
     token = token_of(Chain(str(root), ()))
     # As of a launcher that was killed.
@@ -75,7 +77,7 @@ def test_run_again_says_that_it_is_done(launched, tmp_path):
     assert "trainer: done" in said
     (log,) = (root / "launched").glob("pretrain-*/trainer-1/0.log")
     assert "pretrain: done, 12 steps" in log.read_text()
-    assert _contents(root / "pretrain" / "checkpoints") == before
+    assert contents(root / "pretrain" / "checkpoints") == before
 
 
 def test_two_trainers_and_a_builder_whatever_is_killed(finished, tmp_path, bucket):
@@ -208,13 +210,12 @@ class _Run:
 
     def processes(self, *words: str) -> list[int]:
         """What of this run is at work, by words of the command line."""
-        found = []
-        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                line = path.read_bytes().replace(b"\0", b" ").decode()
-                if str(self._chain) in line and all(word in line for word in words):
-                    found.append(int(path.parent.name))
-        return found
+        lines = {
+            process.pid: " ".join(process.info["cmdline"] or ())
+            for process in psutil.process_iter(["cmdline"])
+        }
+        sought = str(self._chain), *words
+        return [pid for pid in lines if all(word in lines[pid] for word in sought)]
 
     def victims(self, kind: str, chance: random.Random | None = None) -> list[int]:
         """Processes to be killed; one of them by chance, or all of this kind."""
@@ -266,8 +267,3 @@ def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> No
 
 def _indexes(root: pathlib.Path) -> list[int]:
     return SnapshotSeries(open_store(root / "pretrain"), INDEX_SERIES).steps()
-
-
-def _contents(folder: pathlib.Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

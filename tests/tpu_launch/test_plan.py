@@ -153,7 +153,7 @@ def test_age_of_an_index_and_what_to_do_about_it(paper):
 def test_what_is_counted_is_what_the_compiler_found(remat, gib):
     """Of the paper's update on 64 cores of v3, compiled once and for all."""
     config = stage(bert={"remat": remat}, device=BFLOAT16)
-    mesh = memory.shape_mesh(parse("v3-64"), config.mesh)
+    mesh = memory.shape_mesh(on("v3-64").mesh_shape(config.mesh))
     counted = memory.counted(config, PAPER, mesh)
     assert counted.num_bytes / GIB == pytest.approx(gib, rel=0.1)
 
@@ -199,7 +199,7 @@ def test_advice_helps_as_much_as_it_says():
 
 def traced(config, setting):
     """What a device holds, without its temporaries."""
-    mesh = memory.shape_mesh(setting.trainer, config.mesh)
+    mesh = memory.shape_mesh(setting.mesh_shape(config.mesh))
     made = programs.training(config, setting.corpus, mesh)
     held = devices.held(config, made, setting)
     return DeviceMemory(config, made, held, memory.Temporaries(0, False), 0)

@@ -307,13 +307,8 @@ BAD_LINES = [
         "expected QUESTIONS in a bucket, .* got 'questions.jsonl'",
     ),
     (line('--gin.bert.BertConfig.remat="auto"'), 'a decision for remat="auto"'),
-    (line('--gin.hardware.HardwareConfig.trainer="v4-65"'), "got 'v4-65'"),
     (line("--gin.hardware.HardwareConfig.trainer_slices=0"), "trainer_slices"),
     (line("--backend=magic"), "invalid choice: 'magic'"),
-    (
-        line("--backend=gke", '--gin.hardware.HardwareConfig.trainer="v2-128"'),
-        "of v3 to TPU7x for the trainer on GKE, got v2-128",
-    ),
     (line("--gin_file={elsewhere}"), "mine.gin, which looks like a secret"),
     (line("--gin_file={including}"), "files that workers find included in"),
     (line(launch_config("builder_gin_files=['no.gin']")), "a gin file at no.gin"),

@@ -111,10 +111,9 @@ class TpuVm:
             (self._path / "python3.11").symlink_to(sys.executable)
 
     def use_real_gcloud(self, config: pathlib.Path) -> Mapping[str, str]:
-        """Puts the `gcloud` of this machine in place; returns what points it here.
+        """Puts the `gcloud` of this machine in place, with its settings in a folder.
 
-        Args:
-          config: a folder that it keeps its settings in.
+        Returns the environment that points it here.
         """
         program = shlex.quote(str(shutil.which("gcloud")))
         path = shlex.quote(os.environ["PATH"])

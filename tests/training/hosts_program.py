@@ -33,6 +33,13 @@ from realm_jax.training.state import state_shardings
 from tests import tiny_world
 
 
+def arguments(world, model_dir, what="pretrain", **changes) -> list[str]:
+    """What `groups.started` takes to start this program."""
+    folder = str(pathlib.Path(world.corpus).parent)
+    program = "tests.training.hosts_program"
+    return [program, what, folder, str(model_dir), json.dumps(changes)]
+
+
 def smooth(total_steps: int) -> OptimizerConfig:
     """Updates as continuous as their gradients.
 

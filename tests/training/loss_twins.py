@@ -9,6 +9,7 @@ import numpy as np
 
 from realm_jax.index.candidates import gather_candidates
 from realm_jax.models.retriever import Retriever
+from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training.finetune_loss import FinetuneInputs
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.pretrain_loss import PretrainInputs
@@ -168,6 +169,40 @@ def gradient_of(loss, params, inputs):
         for name, value in flat.items()
         if not name.endswith("attention/key/bias")
     }
+
+
+def finetune_parts(retriever, reader, params, inputs):
+    """Embeddings of questions; of what is read, the logits and which are valid."""
+    questions = inputs.questions.question_ids
+    queries = [embed(retriever, params, "embed_queries", row) for row in questions]
+    logits = {}
+    for place in np.ndindex(2, 2):
+        row = inputs.joined_ids[place], inputs.joined_segment_ids[place]
+        read = read_one(reader, params, *row)
+        logits[place] = read.logits, read.valid > 0
+    return queries, logits
+
+
+def twin_of_finetune(queries, blocks, logits, inputs, marginalization):
+    """By question the retriever's loss and the reader's, None if it reads no answer."""
+    losses = []
+    for i, query in enumerate(queries):
+        real = np.flatnonzero(inputs.block_valid[i])
+        scores = blocks[i] @ query
+        found = np.array(softmax(scores[real]))
+        of_retriever = -math.log(found[inputs.block_has_answer[i, real]].sum())
+        right, everything, share = 0.0, 0.0, softmax(scores[:2])
+        for z in range(2):
+            values, valid = logits[i, z]
+            places = np.flatnonzero(valid)
+            if marginalization is AnswerMarginalization.PRODUCT:
+                mass = share[z] * np.array(softmax(values[places]))
+            else:
+                mass = np.exp(values[places] + scores[z])
+            right += mass[inputs.span_is_answer[i, z, places]].sum()
+            everything += mass.sum()
+        losses.append((of_retriever, -math.log(right / everything) if right else None))
+    return losses
 
 
 def twin_of_pretrain(retriever, reader, params, inputs):

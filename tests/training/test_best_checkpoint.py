@@ -153,7 +153,7 @@ def test_the_best_stays_with_its_index_while_newer_ones_come_and_go(world, tmp_p
     for which, expected in (("best", seen[1]), ("last", seen[-1])):
         source = {"warm_start": str(tmp_path), "warm_start_checkpoint": which}
         started = config_of(world, tmp_path / "next", **source)
-        params = Stage("pretrain", started, KnowledgeEncoder).state.params
+        params = Stage(started, KnowledgeEncoder).state.params
         assert_same_bits(jax.device_get(params), expected)
     damaged = next(p for p in (tmp_path / "checkpoints/3").rglob("*") if p.is_file())
     damaged.unlink()
@@ -236,7 +236,7 @@ def test_a_task_without_a_validation_split_is_not_measured(world, tmp_path, capl
         pretrain.run(config, silent, NEVER)
     default = pretrain.PretrainConfig.held_out_examples
     config = dataclasses.replace(config, held_out_examples=default)
-    stage = Stage("pretrain", config, KnowledgeEncoder)
+    stage = Stage(config, KnowledgeEncoder)
     with caplog.at_level(logging.INFO):
         assert not config.requires_held_out
         spans = index_metrics.held_out_spans(

@@ -41,8 +41,8 @@ def store(tmp_path):
     return open_store(tmp_path)
 
 
-def save(store, *steps, keep=2):
-    checkpointer = checkpoints.Checkpointer(store, keep=keep)
+def save(store, *steps):
+    checkpointer = checkpoints.Checkpointer(store)
     for step in steps:
         checkpointer.save(make_state(step), {"index_step": step - 1})
     checkpointer.close()

@@ -1,7 +1,6 @@
 """Fine-tuning measures exact match on held-out questions, and keeps the best."""
 
 import dataclasses
-import json
 from unittest import mock
 
 import numpy as np
@@ -180,12 +179,8 @@ def test_fewer_questions_are_spread_over_the_file(world):
 def test_several_devices_and_processes_choose_as_one_does(world, tmp_path):
     mesh = {"data": 2, "model": 2}
     settings = {"mesh": mesh, "batch_size": 8, "train_steps": 4, "evaluation_period": 2}
-    folder = world.corpus.removesuffix("/corpus")
-    arguments = [
-        *(hosts_program.__name__, "finetune", folder, str(tmp_path / "several")),
-        json.dumps(settings),
-    ]
-    with groups.started(arguments, num_processes=2, devices=2) as group:
+    train = hosts_program.arguments(world, tmp_path / "several", "finetune", **settings)
+    with groups.started(train, num_processes=2, devices=2) as group:
         group.wait()
     del settings["mesh"]
     alone = config_of(

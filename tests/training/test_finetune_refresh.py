@@ -39,9 +39,9 @@ from tests.training.loss_twins import (
     MAX_SPAN,
     embed,
     finetune_inputs,
+    finetune_parts,
     make,
-    read_one,
-    softmax,
+    twin_of_finetune,
 )
 from tests.training.runs import (
     embeddings_of,
@@ -89,31 +89,6 @@ def with_documents(corpus):
     return inputs.replace(document_ids=ids, document_segment_ids=segment_ids)
 
 
-def twin(queries, blocks, logits, inputs, marginalization):
-    """The loss of embeddings and span logits, in float64 and one at a time."""
-    total = 0.0
-    for i, query in enumerate(queries):
-        real = np.flatnonzero(inputs.block_valid[i])
-        scores = blocks[i] @ query
-        found = np.array(softmax(scores[real]))
-        total -= np.log(found[inputs.block_has_answer[i, real]].sum())
-        right, everything = 0.0, 0.0
-        share = softmax(scores[:2])
-        for z in range(2):
-            values, valid = logits[i, z]
-            places = np.flatnonzero(valid)
-            is_answer = inputs.span_is_answer[i, z, places]
-            if marginalization is AnswerMarginalization.PRODUCT:
-                mass = share[z] * np.array(softmax(values[places]))
-            else:
-                mass = np.exp(values[places] + scores[z])
-            right += mass[is_answer].sum()
-            everything += mass.sum()
-        if right:
-            total -= np.log(right / everything)
-    return total / len(queries)
-
-
 @pytest.mark.parametrize("marginalization", list(AnswerMarginalization))
 def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     corpus, marginalization
@@ -121,23 +96,16 @@ def test_the_document_towers_gradient_is_that_of_the_blocks_it_embeds(
     """By finite differences of the objective in each number of each embedding."""
     retriever, reader, params = make(corpus, SpanReader, max_span=MAX_SPAN)
     inputs = with_documents(corpus)
-    queries = [
-        embed(retriever, params, "embed_queries", row)
-        for row in inputs.questions.question_ids
-    ]
+    queries, logits = finetune_parts(retriever, reader, params, inputs)
     documents = inputs.document_ids, inputs.document_segment_ids
     blocks = np.asarray(inputs.block_embeddings, np.float64)
     for i, z in np.ndindex(2, 2):
         row = documents[0][i, z], documents[1][i, z]
         blocks[i, z] = embed(retriever, params, "embed_documents", *row)
-    logits = {}
-    for place in np.ndindex(2, 2):
-        row = inputs.joined_ids[place], inputs.joined_segment_ids[place]
-        read = read_one(reader, params, *row)
-        logits[place] = read.logits, read.valid > 0
 
     def objective(changed):
-        return twin(queries, changed, logits, inputs, marginalization)
+        losses = twin_of_finetune(queries, changed, logits, inputs, marginalization)
+        return sum(loss or 0.0 for of_question in losses for loss in of_question) / 2
 
     step, slopes = 1e-5, np.zeros((2, 2, blocks.shape[-1]))
     for place in np.ndindex(slopes.shape):

@@ -29,7 +29,7 @@ from realm_jax.weights.bert import save_bert, save_config, save_masked_lm
 from tests import tiny_world
 from tests.records import details_of
 from tests.refused import refused
-from tests.tiny_world import LENGTHS, assert_same_bits, differing
+from tests.tiny_world import LENGTHS, assert_close, assert_same_bits, differing
 
 VOCABULARY = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(35))])
 OTHER_WORDS = WordPiece([*SPECIAL_PIECES, *(f"v{i}" for i in range(35))])
@@ -75,8 +75,7 @@ def test_layers_are_drawn_alike_whatever_the_scan_unrolls():
     _, key = jax.random.split(jax.random.key(3))
     ids = np.zeros((1, 1, LENGTHS.joined), np.int32)
     expected = jax.jit(reader.init)(key, ids, ids, ids[..., :1])["params"]
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7)
-    jax.tree.map(close, drawn["reader"], expected)
+    assert_close(drawn["reader"], expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.fixture(scope="module")

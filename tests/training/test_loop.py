@@ -40,9 +40,7 @@ class Recorder:
     def train(self, world, folder, **changes):
         changes = {"checkpoint_period": 1, "log_period": 1} | changes
         config = tiny_world.warm_start_config(world, folder, **changes)
-        stage = self.stage = Stage(
-            "recorded", config, KnowledgeEncoder, report=self.report
-        )
+        stage = self.stage = Stage(config, KnowledgeEncoder, report=self.report)
         with contextlib.closing(stage), self.loop(stage) as turns:
             for done in turns:
                 assert done == stage.step == int(stage.state.step)
@@ -91,43 +89,33 @@ def test_nothing_is_done_or_saved_when_stopped_before(world, tmp_path):
     assert finished_steps(open_store(tmp_path)) == []
 
 
-def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, now=()):
+def log_losses(tmp_path, losses):
+    """A line is due after every fourth update; that of the third is asked for."""
     reports = []
     log = loop.MetricsLog(
         [MetricsFile(str(tmp_path), "pretrain", 0)],
         lambda *line: reports.append(line),
         Accounting(Stopwatch(), None, 1, jax.devices()),
-        every=every,
+        every=4,
         total_steps=len(losses),
     )
     for step, (total, count) in enumerate(losses, start=1):
         metrics = {"loss": mean_of(jnp.asarray(total), count)}
         # What is not finished yet would not be counted.
         log.add(jax.block_until_ready(metrics))
-        if log.is_due(step) or step in now:
-            log.write(step, extra(step))
+        if log.is_due(step) or step == 3:
+            log.write(step, {"index_step": step - 1})
         else:
             log.show_progress(step)
     return list(read_metrics(str(tmp_path))), reports
 
 
-def losses_of(lines):
-    return {line["step"]: line["loss"] for line in lines}
-
-
 def test_a_line_is_the_mean_since_the_line_before_and_the_last_step_has_one(tmp_path):
     losses = [(1.0, 1.0), (9.0, 3.0), (5.0, 1.0), (7.0, 2.0), (4.0, 1.0)]
-    lines, reports = log_losses(
-        tmp_path, losses, every=2, extra=lambda step: {"index_step": step - 1}
-    )
-    assert [line["index_step"] for line in lines] == [1, 3, 4]
-    assert losses_of(lines) == {2: 10 / 4, 4: 12 / 3, 5: 4.0}
+    lines, reports = log_losses(tmp_path, losses)
+    assert [line["index_step"] for line in lines] == [2, 3, 4]
+    found = {line["step"]: line["loss"] for line in lines}
+    assert found == {3: 15 / 5, 4: 7 / 2, 5: 4.0}
     assert all(line["steps_per_second"] > 0 for line in lines)
     said = [(step, total, bool(values)) for step, total, values in reports]
-    assert said == [(step, 5, step in (2, 4, 5)) for step in range(1, 6)]
-
-
-def test_a_line_that_is_due_between_two_is_the_mean_of_what_is_new(tmp_path):
-    losses = [(value, 1.0) for value in (1.0, 3.0, 5.0, 7.0, 9.0)]
-    lines, _ = log_losses(tmp_path, losses, every=4, now={2})
-    assert losses_of(lines) == {2: 2.0, 4: 6.0, 5: 9.0}
+    assert said == [(step, 5, step in (3, 4, 5)) for step in range(1, 6)]

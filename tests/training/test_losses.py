@@ -28,13 +28,14 @@ from tests.training.loss_twins import (
     MAX_SPAN,
     embed,
     finetune_inputs,
+    finetune_parts,
     gradient_of,
     make,
     padding_in,
     pretrain_inputs,
-    read_one,
     softmax,
     surprises,
+    twin_of_finetune,
     twin_of_pretrain,
     warm_start_inputs,
 )
@@ -251,40 +252,16 @@ def test_finetune_loss_equals_its_twin(corpus, marginalization):
     inputs = finetune_inputs(corpus)
     loss = FinetuneLoss(retriever, reader, marginalization)
     value, means = jax.jit(loss)(params, inputs, KEY)
-    retriever_loss, reader_loss = [], []
-    for i in range(2):
-        query = embed(
-            retriever, params, "embed_queries", inputs.questions.question_ids[i]
-        )
-        real = [z for z in range(3) if inputs.block_valid[i, z]]
-        scores = [
-            float(query @ np.asarray(inputs.block_embeddings[i, z], np.float64))
-            for z in real
-        ]
-        blocks = softmax(scores)
-        right = sum(blocks[z] for z in real if inputs.block_has_answer[i, z])
-        retriever_loss.append(-math.log(right))
-        spans, right_spans, within = [], [], []
-        for z in range(2):
-            row = inputs.joined_ids[i, z], inputs.joined_segment_ids[i, z]
-            logits, valid = read_one(reader, params, *row)
-            places = np.flatnonzero(valid)
-            spans += [float(logits[s]) + scores[z] for s in places]
-            right_spans += [bool(inputs.span_is_answer[i, z, s]) for s in places]
-            share = softmax(scores[:2])[z]
-            within += [share * p for p in softmax([float(logits[s]) for s in places])]
-        joint = marginalization is AnswerMarginalization.JOINT_SOFTMAX
-        mass = softmax(spans) if joint else within
-        right = sum(
-            p for p, is_right in zip(mass, right_spans, strict=True) if is_right
-        )
-        reader_loss.append(-math.log(right) if any(right_spans) else None)
-    assert reader_loss[0] is not None
-    assert reader_loss[1] is None
+    queries, logits = finetune_parts(retriever, reader, params, inputs)
+    blocks = np.asarray(inputs.block_embeddings, np.float64)
+    (one, read), (other, unread) = twin_of_finetune(
+        queries, blocks, logits, inputs, marginalization
+    )
+    assert unread is None
     expected = {
-        "loss": (sum(retriever_loss) + reader_loss[0]) / 2,
-        "retriever_loss": sum(retriever_loss) / 2,
-        "reader_loss": reader_loss[0],
+        "loss": (one + other + read) / 2,
+        "retriever_loss": (one + other) / 2,
+        "reader_loss": read,
         "answer_retrieved": 1.0,
         "answer_read": 0.5,
         "padding_share": padding_in(inputs.questions.question_ids, inputs.joined_ids),

@@ -54,14 +54,10 @@ def test_the_example_equals_its_twin_and_the_reader_does_not_learn_to_agree(corp
 
     own = gradient(perplexity_distillation)
     paper = gradient(pretraining.marginal_likelihood)
-    assert_close(own["reader"], paper["reader"])
+    tolerance = {"rtol": 1e-3, "atol": 1e-5}
+    tiny.assert_close(own["reader"], paper["reader"], **tolerance)
     with pytest.raises(AssertionError):
-        assert_close(own["retriever"], paper["retriever"])
-
-
-def assert_close(one, two):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+        tiny.assert_close(own["retriever"], paper["retriever"], **tolerance)
 
 
 def test_a_run_trains_with_it_and_logs_its_metric(world, tmp_path):

@@ -1,7 +1,6 @@
 import shutil
 import threading
 
-import jax
 import numpy as np
 import pytest
 
@@ -17,14 +16,12 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import index_client, lease, pretrain
 from realm_jax.training.checkpoint_manifests import all_details, finished_steps
-from realm_jax.types import NULL_BLOCK
 from tests import tiny_world
 from tests.flipped import flip
 from tests.refused import refused
 from tests.tiny_world import EMBED, NEVER, assert_same_bits, poisoned, silent
 from tests.training.runs import (
     arrays_of,
-    inputs_of,
     kill_run,
     lines_of,
     params_of,
@@ -226,17 +223,6 @@ def test_settings_that_do_not_go_together_are_refused(world):
     ):
         with refused(said):
             config_of(world, "nowhere", **settings)
-
-
-def test_candidate_0_is_the_null_document_of_every_step(world, tmp_path, monkeypatch):
-    config = config_of(world, tmp_path, refresh_mode="off", searcher="scann")
-    seen = inputs_of(monkeypatch, pretrain, config, steps=2)
-    for found in jax.device_get([inputs.candidates for inputs in seen]):
-        assert found.block_ids.shape == (4, 4)
-        np.testing.assert_array_equal(
-            found.block_ids == NULL_BLOCK, [[True, False, False, False]] * 4
-        )
-        assert found.valid.all()
 
 
 def files_of_trainers(folder):

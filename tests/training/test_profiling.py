@@ -24,7 +24,7 @@ def run(world, folder, total_steps, *, first=0, before=lambda done: None):
     config = tiny_world.warm_start_config(
         world, folder, train_steps=total_steps, profile=True, checkpoint_period=10**6
     )
-    with contextlib.closing(Stage("stage", config, KnowledgeEncoder)) as stage:
+    with contextlib.closing(Stage(config, KnowledgeEncoder)) as stage:
         stage.step = first
         stage.state = stage.state.replace(step=stage.state.step + first)
         with train_loop(stage, quick_loss(), NEVER) as loop:
@@ -55,7 +55,7 @@ def test_ten_steps_are_profiled_or_the_last_there_are(
     world, tmp_path, first, total, profiled
 ):
     (name,) = run(world, tmp_path, total, first=first)
-    folder = f"profile/plugins/profile/stage-step-{profiled[0]}"
+    folder = f"profile/plugins/profile/warm_start-step-{profiled[0]}"
     assert name.startswith(f"{folder}/0-")
     assert steps_in((tmp_path / name).read_bytes()) == list(profiled)
 

@@ -90,7 +90,7 @@ def published(folder, vocab_size):
 
 def started(world, folder, **changes):
     config = tiny_world.warm_start_config(world, folder, pairs_task="", **changes)
-    stage = Stage("warm_start", config, KnowledgeEncoder)
+    stage = Stage(config, KnowledgeEncoder)
     stage.close()
     return stage.state.params["retriever"]
 

@@ -12,17 +12,21 @@ from realm_jax.index import device_search
 from realm_jax.index.device_search import Precision
 from realm_jax.index.device_tokens import DocumentLayout, place_tokens
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
-from realm_jax.training import initialization, pretrain, rolling_refresh
+from realm_jax.training import pretrain, rolling_refresh
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.partitioning import MeshConfig, make_mesh
-from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import embeddings_of, params_of, state_of, stop_run
+from tests.training.runs import (
+    drawn_params,
+    embeddings_of,
+    params_of,
+    state_of,
+    stop_run,
+)
 
 pytestmark = pytest.mark.full
 
@@ -33,14 +37,11 @@ MESH = make_mesh(MeshConfig())
 def tower(corpus):
     """A search within the step, wordpieces, parameters, and their embeddings."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
-    params, _ = initialization.initial_params(
-        loss.retriever, loss.reader, LENGTHS, seed=3
-    )
+    params = drawn_params(corpus)["retriever"]
     layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
-    whole = embeddings_of(params["retriever"], corpus)
-    towers = loss.retriever, layout, MESH
-    return towers, place_tokens(corpus, layout, MESH), params["retriever"], whole
+    towers = Retriever(config), layout, MESH
+    tokens = place_tokens(corpus, layout, MESH)
+    return towers, tokens, params, embeddings_of(params, corpus)
 
 
 def table_of(embeddings, precision=Precision.FLOAT32):

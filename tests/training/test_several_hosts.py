@@ -12,17 +12,10 @@ from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import groups, tiny_world
-from tests.training import hosts_program
+from tests.training.hosts_program import arguments, smooth
 from tests.training.runs import params_of, stop_run
 
 pytestmark = pytest.mark.full
-
-PROGRAM = "tests.training.hosts_program"
-
-
-def trainer(world, model_dir, stage="pretrain", **changes):
-    folder = world.corpus.removesuffix("/corpus")
-    return [PROGRAM, stage, folder, str(model_dir), json.dumps(changes)]
 
 
 def losses(model_dir):
@@ -56,7 +49,7 @@ def alone(world, tmp_path_factory):
     def run(searcher, steps):
         folder = tmp_path_factory.mktemp("alone")
         settings = {"searcher": searcher, "batch_size": 8, "train_steps": steps}
-        settings |= {"optimizer": hosts_program.smooth, "held_out_examples": 12}
+        settings |= {"optimizer": smooth, "held_out_examples": 12}
         settings["questions"] = world.questions
         config = tiny_world.pretrain_config(world, folder, **settings)
         assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
@@ -81,8 +74,8 @@ def test_processes_train_as_one_does(
 ):
     settings = {"searcher": searcher, "batch_size": 8, "train_steps": steps}
     settings |= {"mesh": mesh, "held_out_examples": 12, "profile": steps == 8}
-    arguments = trainer(world, tmp_path, **settings)
-    with groups.started(arguments, num_processes, devices) as group:
+    train = arguments(world, tmp_path, **settings)
+    with groups.started(train, num_processes, devices) as group:
         group.wait()
     expected = alone(searcher, steps)
     np.testing.assert_allclose(losses(tmp_path), losses(expected), rtol=1e-5)
@@ -109,10 +102,10 @@ def test_all_processes_swap_at_the_same_step(world, tmp_path):
     # It waits for the builders: there are several indexes however slow they are.
     settings = {"refresh_mode": "async", "max_staleness_steps": 9}
     settings |= {"train_steps": 30, "checkpoint_period": 30}
-    arguments = trainer(world, tmp_path, **settings)
-    build = [PROGRAM, "build-index", arguments[2], str(tmp_path), "{}"]
+    train = arguments(world, tmp_path, **settings)
+    build = arguments(world, tmp_path, "build-index")
     with (
-        groups.started(arguments, num_processes=2) as trainers,
+        groups.started(train, num_processes=2) as trainers,
         groups.started(build, num_processes=2) as builders,
     ):
         trainers.wait()
@@ -131,8 +124,7 @@ def test_all_processes_swap_at_the_same_step(world, tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_ends_all_after_the_same_update(world, tmp_path):
-    arguments = trainer(world, tmp_path, bad=[5])
-    with groups.started(arguments, num_processes=2) as job:
+    with groups.started(arguments(world, tmp_path, bad=[5]), num_processes=2) as job:
         codes, said = job.codes(), job.said()
     assert all(codes), said
     assert all("gradient_norm of nan at update 5;" in log for log in said), said
@@ -157,13 +149,13 @@ def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
 ):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {**settings, "batch_size": 8}
-    given = {"optimizer": hosts_program.smooth, **changes}
+    given = {"optimizer": smooth, **changes}
     to_the_end = tiny_world.pretrain_config(world, whole, **given)
     assert pretrain.run(to_the_end, tiny_world.silent, tiny_world.NEVER)
     stop_run(pretrain, tiny_world.pretrain_config(world, parts, **given), 4)
     assert finished_steps(open_store(parts)) == [4]
-    arguments = trainer(world, parts, **changes)
-    with groups.started(arguments, num_processes=1, devices=2) as group:
+    train = arguments(world, parts, **changes)
+    with groups.started(train, num_processes=1, devices=2) as group:
         group.wait()
     np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
     assert [line["index_age_steps"] for line in read_metrics(str(parts))] == ages
@@ -174,10 +166,11 @@ def test_processes_renew_the_index_of_fine_tuning_as_one_does(world, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     changes = {"refresh_mode": "rolling", "refresh_period": 1, "num_embedded": 2}
     changes |= {"batch_size": 8, "train_steps": 4}
-    given = {"questions": world.questions, "optimizer": hosts_program.smooth}
+    given = {"questions": world.questions, "optimizer": smooth}
     config = tiny_world.finetune_config(world, alone, **given, **changes)
     assert finetune.run(config, tiny_world.silent, tiny_world.NEVER)
-    with groups.started(trainer(world, together, "finetune", **changes), 2, 2) as group:
+    train = arguments(world, together, "finetune", **changes)
+    with groups.started(train, num_processes=2, devices=2) as group:
         group.wait()
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
     params = params_of(alone), params_of(together)

@@ -9,7 +9,7 @@ from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import NEVER, assert_same_bits, differing, silent
-from tests.training.runs import params_of
+from tests.training.runs import drawn_params, params_of
 
 pytestmark = pytest.mark.full
 
@@ -33,13 +33,10 @@ def scorer_of(params):
     return {name: params["reader"][name] for name in SCORER}
 
 
-def test_the_warm_start_trains_it(world, configs, tmp_path):
-    started, _ = configs
-    config = dataclasses.replace(started, model_dir=str(tmp_path))
-    stage = Stage("warm_start", config, config.models.knowledge_encoder)
-    drawn = scorer_of(stage.state.params)
-    stage.close()
-    changed = differing(drawn, scorer_of(params_of(started.model_dir)))
+def test_the_warm_start_trains_it(configs, corpus):
+    drawn = drawn_params(corpus, MODELS.knowledge_encoder)
+    trained = params_of(configs[0].model_dir)
+    changed = differing(scorer_of(drawn), scorer_of(trained))
     assert {name.split("/")[0] for name in changed} == set(SCORER)
 
 
@@ -50,7 +47,7 @@ def test_realm_hands_it_on_as_it_is_to_fine_tuning(world, configs, tmp_path):
     config = tiny_world.finetune_config(
         world, tmp_path, warm_start=configs[1].model_dir
     )
-    stage = Stage(config.stage.name, config, config.make_reader)
+    stage = Stage(config, config.make_reader)
     assert_same_bits(scorer_of(stage.state.params), scorer_of(trained))
     stage.close()
 

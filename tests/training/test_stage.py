@@ -121,7 +121,7 @@ def test_a_batch_has_one_span_of_a_sentence_unless_all_are_asked_for(
         config = tiny_world.warm_start_config(
             world, tmp_path / spans, batch_size=kept, spans=spans
         )
-        stage = Stage("spans", config, KnowledgeEncoder)
+        stage = Stage(config, KnowledgeEncoder)
         for step in range(4):
             batch = stage.batch(examples, step)
             assert batch.keys() == {"query_ids"}
@@ -142,7 +142,7 @@ def test_random_models_are_warned_of_but_in_a_warm_start(
     world, done, tmp_path, caplog, make, sources, warned
 ):
     config = make(world, tmp_path, **dict.fromkeys(sources, str(done)))
-    stage = Stage("started", config, KnowledgeEncoder)
+    stage = Stage(config, KnowledgeEncoder)
     stage.close()
     messages = [record.getMessage() for record in caplog.records]
     said = [line for line in messages if "from random parameters" in line]
@@ -196,7 +196,7 @@ def test_a_batch_that_cannot_be_split_is_refused_by_its_macro_before_all_else(
     reader_alone = {"pairs_task": "", "batch_size": 3, "reader_batch_size": 4}
     for changes in ({"task": ""}, reader_alone):
         changed = dataclasses.replace(config, **changes)
-        Stage("split", changed, KnowledgeEncoder).close()
+        Stage(changed, KnowledgeEncoder).close()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,7 @@ import safetensors.numpy
 from bench.weights_parity import differences
 from realm_jax.weights.published import read_published
 from tests.refused import refused
-from tests.weights.published_models import unpacked
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("realm"))
+from tests.weights.tiny_classifier import edit_tensors
 
 
 @pytest.fixture
@@ -23,13 +18,6 @@ def folder(models, tmp_path):
     """A copy of the encoder, to be changed."""
     shutil.copytree(models / "encoder", tmp_path / "encoder")
     return tmp_path / "encoder"
-
-
-def edit(folder, change):
-    path = folder / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    change(tensors)
-    safetensors.numpy.save_file(tensors, path)
 
 
 @pytest.mark.parametrize("name", ["embedder", "scorer", "encoder", "reader"])
@@ -52,7 +40,7 @@ def test_what_is_not_used_is_listed(models, folder):
     assert set(embedder.towers) == {"tower"}
     names = {name.partition("predictions.")[2] for name in embedder.unused}
     assert {"bias", "decoder.weight", "transform.dense.weight"} <= names
-    edit(folder, lambda tensors: tensors.update(other=np.zeros(2, np.float32)))
+    edit_tensors(folder, lambda tensors: tensors.update(other=np.zeros(2, np.float32)))
     assert read_published(str(folder)).unused == ["other"]
 
 
@@ -61,7 +49,7 @@ def test_a_masked_lm_needs_no_pooler(folder):
         for kind in ("weight", "bias"):
             del tensors[f"realm.pooler.dense.{kind}"]
 
-    edit(folder, drop)
+    edit_tensors(folder, drop)
     model = read_published(str(folder))
     assert model.missing == ["realm.pooler.dense.bias", "realm.pooler.dense.weight"]
     assert not np.any(model.reader["bert"]["pooler"]["kernel"])
@@ -87,17 +75,14 @@ def test_a_scorer_of_equal_embedders_has_one_tower(models, tmp_path):
 def test_tensors_that_do_not_fit_are_an_error(folder):
     query = "realm.encoder.layer.1.attention.self.query.weight"
     bias = "cls.predictions.bias"
-    edit(folder, lambda t: t.update({query: t[query][:, :-1].copy()}))
+    edit_tensors(folder, lambda t: t.update({query: t[query][:, :-1].copy()}))
     with refused(rf"{query} has shape \(16, 15\)|layer.0.*has shape"):
         read_published(str(folder))
-    edit(folder, lambda t: t.pop(bias))
+    edit_tensors(folder, lambda t: t.pop(bias))
     with refused(f"{bias} is missing"):
         read_published(str(folder))
-
-
-def test_a_decoder_that_is_not_tied_is_an_error(folder):
-    decoder = np.zeros((35, 16), np.float32)
-    edit(folder, lambda t: t.update({"cls.predictions.decoder.weight": decoder}))
+    decoder = {"cls.predictions.decoder.weight": np.zeros((35, 16), np.float32)}
+    edit_tensors(folder, lambda tensors: tensors.update(decoder))
     with refused("decoder.weight is not realm.embeddings.word_embeddings.weight"):
         read_published(str(folder))
 

@@ -13,7 +13,6 @@ from realm_jax.weights.stored import DamagedWeightsError
 from realm_jax.weights.tensors import read_tensors
 from realm_jax.weights.tf_checkpoint import checkpoint_prefix, tf_tensors
 from tests.refused import refused
-from tests.weights.published_models import unpacked
 from tests.weights.tf_checkpoints import (
     bert_config,
     of_embedder,
@@ -21,11 +20,6 @@ from tests.weights.tf_checkpoints import (
     save,
     variables_of,
 )
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("published"))
 
 
 def assert_equal(found, expected):

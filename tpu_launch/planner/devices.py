@@ -174,8 +174,7 @@ def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
 
 def counted(config: StageConfig, setting: Setting) -> DeviceMemory:
     """Returns the memory of a stage as it is, counted from shapes."""
-    slices = setting.hardware.trainer_slices
-    mesh = memory.shape_mesh(setting.trainer, config.mesh, slices)
+    mesh = memory.shape_mesh(setting.mesh_shape(config.mesh))
     stage = programs.training(config, setting.corpus, mesh)
     return DeviceMemory(
         config,

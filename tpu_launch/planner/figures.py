@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 
-class Unit(enum.Enum):
+class Unit(enum.StrEnum):
     """Unit of a figure."""
 
     BYTES = "bytes"
@@ -139,14 +139,10 @@ def show(plans: Sequence[Plan], currency: str, console: Console) -> None:
 
 def as_json(plans: Sequence[Plan], currency: str) -> str:
     """Returns all figures as JSON, in base units: bytes, FLOP, seconds."""
-    described = []
-    for plan in plans:
-        sections = {
-            heading: {
-                line.name: {**dataclasses.asdict(line), "unit": line.unit.value}
-                for line in lines
-            }
-            for heading, lines in plan.sections.items()
+    described = [dataclasses.asdict(plan) for plan in plans]
+    for plan in described:
+        plan["sections"] = {
+            heading: {line["name"]: line for line in lines}
+            for heading, lines in plan["sections"].items()
         }
-        described.append({**dataclasses.asdict(plan), "sections": sections})
     return json.dumps({"currency": currency, "plans": described}, indent=1)

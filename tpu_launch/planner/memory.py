@@ -99,20 +99,16 @@ def compiler_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> M
     return make_mesh(config, description.devices)
 
 
-def shape_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> Mesh:
+def shape_mesh(shape: tuple[int, int, int]) -> Mesh:
     """Returns a mesh over which shapes can be counted, without any device."""
-    return _of_shape(config.shape(machines.num_devices * num_slices, num_slices))
+    mesh = AbstractMesh(shape, axes.MESH_AXES, axis_types=AXIS_TYPES)
+    # It has everything that is used of a mesh before arrays are placed.
+    return cast(Mesh, mesh)
 
 
 def one_device() -> Mesh:
     """Returns the mesh of a process that only searches and reads, of shapes only."""
-    return _of_shape((1, 1, 1))
-
-
-def _of_shape(shape: tuple[int, int, int]) -> Mesh:
-    mesh = AbstractMesh(shape, axes.MESH_AXES, axis_types=AXIS_TYPES)
-    # It has everything that is used of a mesh before arrays are placed.
-    return cast(Mesh, mesh)
+    return shape_mesh((1, 1, 1))
 
 
 def over(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:

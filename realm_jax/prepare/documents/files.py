@@ -220,7 +220,7 @@ def _glob(path: epath.Path) -> list[epath.Path]:
     root = path
     for _ in parts[first:]:
         root = root.parent
-    found = (match for match in root.glob("/".join(parts[first:])))
+    found = root.glob("/".join(parts[first:]))
     files = [match for match in found if not match.is_dir()]
     return sorted(files, key=lambda match: os.fspath(match).split("/"))
 

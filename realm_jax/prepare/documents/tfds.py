@@ -18,6 +18,7 @@ from typing import Any
 
 from realm_jax.data.documents import (
     NO_ARTICLE,
+    TRAIN,
     ByteRanges,
     Document,
     LeftOut,
@@ -41,7 +42,7 @@ _DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 
 
 class TfdsSource(DocumentSource):
-    """The examples of one split, in the order of their files.
+    """The examples of the split train, in the order of their files.
 
     In `salient_span_wikipedia/sentences` each sentence is a separate document; those of
     one article share its title, which is their source id.
@@ -52,7 +53,6 @@ class TfdsSource(DocumentSource):
         name: str,
         data_dir: str | None = None,
         *,
-        split: str = "train",
         shard_bytes: int = SHARD_BYTES,
     ):
         """Finds a dataset.
@@ -63,24 +63,23 @@ class TfdsSource(DocumentSource):
         """
         self._name = name
         self._data_dir = data_folder(data_dir)
-        self._split = split
         self._shard_bytes = shard_bytes
-        _require_text(name, prepared_dataset(name, self._data_dir), split)
+        _require_text(name, prepared_dataset(name, self._data_dir))
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 of the dataset's name and the contents of its files."""
         builder = prepared_dataset(self._name, self._data_dir)
-        paths = sorted(map(os.fspath, builder.info.splits[self._split].filepaths))
+        paths = sorted(map(os.fspath, builder.info.splits[TRAIN].filepaths))
         return files.combined_sha256(
-            "tfds", [builder.info.full_name, self._split, *map(files.sha256, paths)]
+            "tfds", [builder.info.full_name, TRAIN, *map(files.sha256, paths)]
         )
 
     def shards(self) -> list[Shard]:
         """Returns shards of examples, sized by the mean size of an example."""
-        info = prepared_dataset(self._name, self._data_dir).info.splits[self._split]
+        info = prepared_dataset(self._name, self._data_dir).info.splits[TRAIN]
         mean_bytes = max(1, info.num_bytes // info.num_examples)
         size = max(1, self._shard_bytes // mean_bytes)
-        name = f"{self._name} {self._split}"
+        name = f"{self._name} {TRAIN}"
         return [
             Shard((Piece(name, name, at, min(at + size, info.num_examples), at + 1),))
             for at in range(0, info.num_examples, size)
@@ -90,7 +89,7 @@ class TfdsSource(DocumentSource):
         """Yields the records of a shard, in order."""
         builder = prepared_dataset(self._name, self._data_dir)
         for piece in shard.pieces:
-            examples = _read_examples(builder, self._split, piece)
+            examples = _read_examples(builder, piece)
             for number, example in enumerate(examples, start=piece.first_number):
                 where = f"{piece.name}, example {number}"
                 yield parsed(_record, builder.name, example, where)
@@ -138,11 +137,11 @@ def read_split(builder: Any, split: Any, what: str, **config: Any) -> Iterator[A
         ) from error
 
 
-def _require_text(name: str, builder: Any, split: str) -> None:
+def _require_text(name: str, builder: Any) -> None:
     features, splits = builder.info.features, builder.info.splits
-    if split not in splits or not splits[split].num_examples:
+    if TRAIN not in splits or not splits[TRAIN].num_examples:
         raise BadInputError(
-            f"expected examples in the split {split!r} of {name}, got the splits "
+            f"expected examples in the split {TRAIN!r} of {name}, got the splits "
             f"{', '.join(splits) or 'none'}; name another dataset."
         )
     if "title" not in features or not any(field in features for field in TEXT_FIELDS):
@@ -152,7 +151,7 @@ def _require_text(name: str, builder: Any, split: str) -> None:
         )
 
 
-def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
+def _read_examples(builder: Any, piece: Piece) -> Iterator[Mapping]:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -160,7 +159,7 @@ def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
     # Many shards are read at once, each in a separate process.
     options.threading.private_threadpool_size = 1
     part = tfds.core.ReadInstruction(
-        split, from_=piece.start, to=piece.stop, unit="abs"
+        TRAIN, from_=piece.start, to=piece.stop, unit="abs"
     )
     return read_split(
         builder,

@@ -1,26 +1,16 @@
 """What tests of sources share."""
 
-import bz2
-import gzip
-import json
 import pickle
 
 import pytest
+
+from tests.data import json_lines
 
 
 @pytest.fixture
 def write_lines(tmp_path):
     """Writes objects as JSON lines, packed as the name says; returns the path."""
-
-    def write(name, objects):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = "".join(f"{json.dumps(x, ensure_ascii=False)}\n" for x in objects)
-        packers = {".gz": gzip.compress, ".bz2": bz2.compress}
-        path.write_bytes(packers.get(path.suffix, bytes)(lines.encode()))
-        return str(path)
-
-    return write
+    return lambda name, objects: json_lines.write_lines(tmp_path / name, objects)
 
 
 @pytest.fixture(scope="session")

@@ -18,38 +18,26 @@ def test_json_lines_are_known_by_their_suffix(write_lines):
     assert len(open_source(path, shard_bytes=1).shards()) == 4
 
 
-def test_every_kind_is_opened(write_lines, tmp_path):
-    path = write_lines("pages/wiki_00", [ARTICLE])
-    (tmp_path / "pages" / "Meuse.txt").write_text("Another river.")
-    folder = str(tmp_path / "pages")
-    opened = {
-        kind: list(read_all(open_source(f"{kind}:{what}")))
-        for kind, what in [
-            ("json", path),
-            ("text", folder),
-            ("wikiextractor", folder),
-            ("cc_news", f"{folder}/wiki_*"),
-        ]
-    }
-    assert opened == {
-        "json": [Document("Rhine", "A river.", "1")],
-        "text": [Document("Meuse", "Another river.", "Meuse.txt")],
-        "wikiextractor": [Document("Rhine", "A river.", "1")],
-        "cc_news": [Document("Rhine", "A river.", "Rhine")],
-    }
-
-
 def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for folder in ("none", "blank"):
+        (tmp_path / folder).mkdir()
+    for name in ("blank/a.txt", "blank.jsonl"):
+        (tmp_path / name).touch()
     for spec, message in [
         ("parquet:a", "a kind of source out of json, text, .*, got 'parquet'"),
         ("articles.csv", "kind:path with a kind out of json, text, .*'articles.csv'"),
         ("", "a kind out of json, text, .*, got ''"),
         ("text:", "a path or a dataset behind 'text', got 'text:'"),
         ("absent.jsonl", "JSON lines with title and text at absent.jsonl, found no"),
+        ("json:absent*", "JSON lines with title and text at absent., found no such"),
         ("text:absent", "a folder of text files"),
+        ("text:none", "text files .* below none, found no such file"),
+        ("text:blank", "text files .* below blank, but it is empty"),
         ("wikiextractor:absent", "wiki_00 and so on at absent, found no such file"),
+        ("wikiextractor:none", "wiki_00 and so on below none, found no such file"),
         ("cc_news:absent.jsonl", "CC-News as JSON lines at absent.jsonl"),
+        ("cc_news:blank.jsonl", "CC-News .* at blank.jsonl, but it is empty"),
         ("realm_wikipedia:absent*", "TFRecords of annotated Wikipedia at absent"),
         ("tfds:wikipedia/20190301.en@absent", "prepared in absent, found none"),
         ("https://a.org/a.jsonl", "a local path or gs://, got 'https://a.org/a.jsonl'"),

@@ -10,7 +10,6 @@ from realm_jax.data.records import BadRecord
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
 from realm_jax.prepare.documents.text import TextFolder, read_markdown
-from tests.refused import refused
 
 FILES = {
     "a/z.txt": b"The last of a.",
@@ -36,7 +35,7 @@ def test_each_file_is_a_document_in_the_order_of_paths(folder, read_shards):
         Document("empty", "", "b/empty.txt"),
         Document("b", "한강은 서울을 지난다.", "b.txt"),
     ]
-    assert list(read_all(TextFolder(str(folder)))) == expected
+    assert list(read_all(open_source(f"text:{folder}"))) == expected
     shards = read_shards(TextFolder(str(folder), shard_bytes=1))
     assert len(shards) == 3  # The empty file goes with the one behind it.
     assert [r for shard in shards for r in shard] == expected
@@ -71,16 +70,6 @@ def test_the_fingerprint_is_of_names_and_contents(folder, tmp_path):
     assert renamed != fingerprint
     (moved / "c.txt").write_bytes(b"other")
     assert TextFolder(str(moved)).fingerprint() not in (fingerprint, renamed)
-
-
-def test_a_folder_without_text_is_refused(tmp_path):
-    with refused("expected a folder of text files"):
-        TextFolder(str(tmp_path / "absent"))
-    with refused("found no such file"):
-        TextFolder(str(tmp_path))
-    (tmp_path / "a.txt").touch()
-    with refused("empty"):
-        TextFolder(str(tmp_path))
 
 
 PAGE = """---
@@ -123,11 +112,6 @@ def test_prose_alone_is_kept():
         "The loader reads files in parallel, see .\n\nOne item.\n\nAnother, with HTML."
         "\n\nA quotation*.\n\nThe end.",
     )
-
-
-def test_text_without_a_heading_has_no_title():
-    assert read_markdown("Just text.\n\nMore.") == ("", "Just text.\n\nMore.")
-    assert read_markdown("") == ("", "")
 
 
 def test_a_folder_has_text_and_markdown_plain_or_gzipped(tmp_path):

@@ -1,5 +1,3 @@
-import gzip
-import json
 import pathlib
 import tempfile
 
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 
 from realm_jax.prepare.open_qa.formats import natural_questions
 from realm_jax.prepare.open_qa.sets import read_set
+from tests.data.json_lines import write_lines
 from tests.refused import refused
 
 PAGE = "<P> Deadpool 2 came out on May 18 , 2018 in <B> the United States </B> . </P>"
@@ -33,23 +32,12 @@ def raw(name, *annotations, original=False, page=PAGE):
     return record | {"document_text": page}
 
 
-def write(path, records):
-    content = "".join(json.dumps(r) + "\n" for r in records).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return str(path)
-
-
-@pytest.mark.parametrize("original", [False, True])
-def test_short_answers_of_all_annotations_are_kept(tmp_path, original):
+def test_short_answers_of_all_annotations_are_kept(tmp_path):
     at = PAGE.split(" ").index("May")
     states = PAGE.split(" ").index("the")
     spans = [[(at, at + 4)], [(at, at + 4), (states - 1, states + 3)]]
-    records = [
-        raw(7, *spans, original=original),
-        raw(8, [(1, 8)], original=original),
-        raw(9, [], original=original),
-    ]
-    found = list(natural_questions(write(tmp_path / "nq-dev-00.jsonl", records)))
+    records = [raw(7, *spans), raw(8, [(1, 8)]), raw(9, [])]
+    found = list(natural_questions(write_lines(tmp_path / "nq-dev-00.jsonl", records)))
     assert [record.id for record in found] == ["7", "8", "9"]
     assert found[0].question == "when is 7"
     # Tags inside an answer are no part of it, nor do they count.
@@ -73,7 +61,7 @@ def test_an_answer_is_kept_by_its_words(tokens, data):
         forms = [
             raw(1, [(start, end)], original=form, page=page) for form in (False, True)
         ]
-        path = write(pathlib.Path(folder, "nq-dev-00.jsonl"), forms)
+        path = write_lines(pathlib.Path(folder, "nq-dev-00.jsonl"), forms)
         simple, whole = natural_questions(path)
     assert simple == whole
     words = [t for t in tokens[start:end] if not t.startswith("<")]
@@ -86,8 +74,10 @@ def test_a_folder_of_packed_files_is_split_as_nq_open(tmp_path, caplog):
     for shard in range(2):
         records = [raw(100 * shard + i, [(at, at + 4)]) for i in range(30)]
         name = f"nq-train-0{shard}.jsonl.gz"
-        write(tmp_path / name, records)
-    write(tmp_path / "nq-dev-00.jsonl.gz", [raw(900, [(at, at + 1)]), raw(901, [])])
+        write_lines(tmp_path / name, records)
+    write_lines(
+        tmp_path / "nq-dev-00.jsonl.gz", [raw(900, [(at, at + 1)]), raw(901, [])]
+    )
     questions = read_set("natural_questions", tmp_path)
     assert [q.id for q in questions if q.split == "test"] == ["900"]
     assert {q.split for q in questions} == {"train", "dev", "test"}
@@ -107,12 +97,6 @@ def test_a_folder_of_packed_files_is_split_as_nq_open(tmp_path, caplog):
     ],
 )
 def test_another_format_is_refused(tmp_path, record):
-    path = write(tmp_path / "nq-dev-00.jsonl", [raw(0, []), record])
+    path = write_lines(tmp_path / "nq-dev-00.jsonl", [raw(0, []), record])
     with refused("nq-dev-00.jsonl:2: .*Natural Questions"):
         list(natural_questions(path))
-
-
-@pytest.mark.parametrize("name", ["nq-dev-00.jsonl", "nq-dev-00.jsonl.gz"])
-def test_a_file_that_is_not_there_is_refused(tmp_path, name):
-    with refused(f"{name}, found no such file"):
-        read_set("natural_questions", tmp_path / name)

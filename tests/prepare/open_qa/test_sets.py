@@ -1,7 +1,6 @@
 """Sets in the places and under the names in which they are published."""
 
 import collections
-import gzip
 import json
 import shutil
 
@@ -10,6 +9,7 @@ import pytest
 from realm_jax.data.questions import Question, read_questions
 from realm_jax.prepare.open_qa import __main__ as command
 from realm_jax.prepare.open_qa.sets import SETS, is_dev, read_set
+from tests.data.json_lines import write_lines
 from tests.prepare.tfds_datasets import features_of, generate
 from tests.refused import refused
 
@@ -31,14 +31,6 @@ def test_dev_is_where_published_fingerprints_end_in_0():
     expected = [h % 2**64 % 100_000 % 10 == 0 for h in FINGERPRINTS.values()]
     assert any(expected)
     assert is_dev(list(FINGERPRINTS)).tolist() == expected
-
-
-def write_lines(path, records):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    pack = gzip.compress if path.suffix == ".gz" else bytes
-    path.write_bytes(pack(lines.encode()))
-    return path
 
 
 def ask(count, what="drew", field="answer"):
