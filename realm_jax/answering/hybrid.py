@@ -21,7 +21,6 @@ DEPTH = 1000
 
 # Anserini's, which DPR and its successors compare with.
 _K1, _B = 0.9, 0.4
-_BLOCKS_AT_A_TIME = 4096
 BM25_WEIGHT = 0.5
 """Weight of BM25 beside the retriever's 1, chosen on Cranfield (docs/adapt.md)."""
 
@@ -82,10 +81,7 @@ def _words_of_blocks(corpus: BlockStore) -> list[list[str]]:
     # Interned, for a text object a word would take eight times the memory.
     return [
         [sys.intern(word) for word in answer_tokens(f"{text.title} {text.body}")]
-        for start in range(0, corpus.num_blocks, _BLOCKS_AT_A_TIME)
-        for text in corpus.texts(
-            np.arange(start, min(start + _BLOCKS_AT_A_TIME, corpus.num_blocks))
-        )
+        for text in corpus.iter_texts()
     ]
 
 

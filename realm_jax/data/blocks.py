@@ -19,7 +19,7 @@ Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +63,7 @@ Changing the documents of a corpus requires them. The texts name the article of 
 block, but not documents without text, nor the boundary between two of the same id."""
 
 _OPEN_TEXT_FILES = 16
+_TEXTS_AT_A_TIME = 4096
 _INFO_FIELDS = {
     "num_blocks": int,
     "num_wordpieces": int,
@@ -307,6 +308,14 @@ class BlockStore:
         rows = np.asarray(block_ids, np.int64).reshape(-1)
         _check_ids(rows, 0, self.num_blocks)
         return [decode_text(record) for record in self._records(rows)]
+
+    def iter_texts(
+        self, block_ids: Int[np.ndarray, " block"] | None = None
+    ) -> Iterator[BlockText]:
+        """Yields the texts of blocks, by default of all, without keeping them."""
+        rows = np.arange(self.num_blocks) if block_ids is None else block_ids
+        for start in range(0, len(rows), _TEXTS_AT_A_TIME):
+            yield from self.texts(rows[start : start + _TEXTS_AT_A_TIME])
 
     def stored(self, start: int, stop: int) -> StoredBlocks:
         """Returns the blocks [start, stop), at least one, as they are stored."""

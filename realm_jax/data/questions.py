@@ -14,7 +14,6 @@ from realm_jax.data.blocks import DOCUMENTS_FILE, BlockStore, read_documents
 from realm_jax.data.features import (
     Example,
     FeatureSpecs,
-    in_chunks,
     int32,
     query_row,
     stack,
@@ -34,7 +33,6 @@ MAX_ANSWER_TEXT = 64
 MAX_PATTERN_LENGTH = 512
 """Longest regular expression as an answer, in characters; CuratedTREC needs 267."""
 
-_BLOCKS_AT_A_TIME = 1024
 _NAMED = 3
 
 
@@ -332,5 +330,4 @@ def _titles(store: BlockStore) -> Iterator[str]:
     if DOCUMENTS_FILE in store.info["files"]:
         counts = np.array(read_documents(store)["num_blocks"])
         firsts = (np.cumsum(counts) - counts)[counts > 0]
-    for ids in in_chunks(firsts, _BLOCKS_AT_A_TIME):
-        yield from (normalise_title(text.title) for text in store.texts(ids))
+    return (normalise_title(text.title) for text in store.iter_texts(firsts))

@@ -51,7 +51,6 @@ _MAX_SENTENCES = 1000
 # Blocks on either side of a sentence's own; a whole book would always be found.
 _AROUND = 4
 _BATCH = 64
-_BLOCKS_AT_A_TIME = 4096
 
 Scores = Float[np.ndarray, "query block"]
 Search = Callable[["Probe", range], Scores]
@@ -142,10 +141,8 @@ def queries_probe(
     """
     numbers: dict[str, int] = {}
     document_of = np.empty(corpus.num_blocks, np.int64)
-    for start in range(0, corpus.num_blocks, _BLOCKS_AT_A_TIME):
-        blocks = np.arange(start, min(start + _BLOCKS_AT_A_TIME, corpus.num_blocks))
-        for block, text in zip(blocks, corpus.texts(blocks), strict=True):
-            document_of[block] = numbers.setdefault(text.source_id, len(numbers))
+    for block, text in enumerate(corpus.iter_texts()):
+        document_of[block] = numbers.setdefault(text.source_id, len(numbers))
     # A document without text has no block, and is never found.
     for query in queries:
         for document in query.grades:

@@ -26,9 +26,8 @@ _CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 # Below so many, resampling gives intervals that hold the mean too seldom.
 _FEW = 30
-# Bound the memory for resampled values and for texts of blocks.
+# Bounds the memory for resampled values.
 _VALUES_AT_A_TIME = 4_000_000
-_BLOCKS_AT_A_TIME = 1024
 Grades = Mapping[int, int]
 """Document -> grade, of the documents that were judged for a query."""
 
@@ -94,22 +93,20 @@ def relevant_blocks(
         for tokens in alternatives:
             asked_by_word[tokens[0]].add(row)
     relevant: list[set[int]] = [set() for _ in questions]
-    for start in range(0, len(block_ids), _BLOCKS_AT_A_TIME):
-        some = block_ids[start : start + _BLOCKS_AT_A_TIME]
-        for block_id, block in zip(some, store.texts(some), strict=True):
-            words = answer_tokens(block.body)
-            by_word = (asked_by_word.get(word, ()) for word in words)
-            title = normalise_title(block.title)
-            is_matched = patterns_in is None or int(block_id) in patterns_in
-            rows = (with_patterns if is_matched else set[int]()).union(*by_word)
-            for row in rows if judged is None else rows & judged[block_id]:
-                question = questions[row]
-                if titles[row] not in (None, title):
-                    continue
-                if contains_tokens(words, answers[row]) or (
-                    row in with_patterns and has_pattern(block.body, question.answers)
-                ):
-                    relevant[row].add(int(block_id))
+    for block_id, block in zip(block_ids, store.iter_texts(block_ids), strict=True):
+        words = answer_tokens(block.body)
+        by_word = (asked_by_word.get(word, ()) for word in words)
+        title = normalise_title(block.title)
+        is_matched = patterns_in is None or int(block_id) in patterns_in
+        rows = (with_patterns if is_matched else set[int]()).union(*by_word)
+        for row in rows if judged is None else rows & judged[block_id]:
+            question = questions[row]
+            if titles[row] not in (None, title):
+                continue
+            if contains_tokens(words, answers[row]) or (
+                row in with_patterns and has_pattern(block.body, question.answers)
+            ):
+                relevant[row].add(int(block_id))
     return [frozenset(blocks) for blocks in relevant]
 
 

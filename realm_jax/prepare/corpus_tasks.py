@@ -47,7 +47,6 @@ from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK
 
 NUM_SHARDS = 64
-_READ_BLOCKS = 4096
 # Tokenized together.
 _BATCH = 256
 # One per cent of 2,000 articles is none once in five hundred million times; and of so
@@ -126,8 +125,7 @@ class BlockSplits:
         if self._num_articles == 1:
             yield from (f"block {block}" for block in blocks)
             return
-        for ids in in_chunks(blocks, _READ_BLOCKS):
-            yield from (text.source_id for text in self.store.texts(ids))
+        yield from (text.source_id for text in self.store.iter_texts(blocks))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -362,8 +360,7 @@ def _counted(store: BlockStore) -> Iterator[str]:
     """Yields the bodies of the blocks that words are counted in, evenly spread."""
     count = min(store.num_blocks, _COUNTED_BLOCKS)
     spread = np.linspace(0, store.num_blocks - 1, count).astype(int)
-    for ids in in_chunks(spread, _READ_BLOCKS):
-        yield from (text.body for text in store.texts(ids))
+    return (text.body for text in store.iter_texts(spread))
 
 
 def _without_source(

@@ -122,7 +122,11 @@ def test_texts_come_back_as_written(store, tmp_path, monkeypatch):
     monkeypatch.setattr(block_writer, "_BLOCKS_PER_TEXT_FILE", 3)
     several = write(tmp_path / "store")
     assert len(list(several.directory.glob("texts-*"))) == 2
-    assert several.texts([3, 1, 2, 0]) == [make_block(i).text for i in (3, 1, 2, 0)]
+    order = [3, 1, 2, 0]
+    assert several.texts(order) == [make_block(i).text for i in order]
+    monkeypatch.setattr(blocks, "_TEXTS_AT_A_TIME", 3)
+    assert list(several.iter_texts(np.array(order))) == several.texts(order)
+    assert list(several.iter_texts()) == several.texts(range(4))
 
 
 def test_ids_and_lengths_out_of_range_are_refused(store):

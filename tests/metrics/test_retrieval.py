@@ -30,7 +30,7 @@ class Texts:
         self.num_blocks = len(blocks)
         self.read = []
 
-    def texts(self, block_ids):
+    def iter_texts(self, block_ids):
         self.read.extend(int(i) for i in block_ids)
         return [self.blocks[i] for i in block_ids]
 
