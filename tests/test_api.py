@@ -16,13 +16,13 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AnswerService, AskConfig
 from realm_jax.evaluation.recorded import answering_config, find_model
 from realm_jax.index import searchers
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training import finetune, initialization, warm_start
 from realm_jax.training.checkpoints import restore_params
 from tests import tiny_world as tiny
+from tests.index.tiny_builder import one_by_one
 from tests.records import as_earlier_version, change_details, change_record
 from tests.refused import refused
 
@@ -294,9 +294,13 @@ def test_a_retriever_without_a_reader_searches_and_embeds(
     # It had no index: one was made, and kept.
     assert embedded == [model.corpus.num_blocks]
     store, params, queries, _ = slow_embeddings(config, world, questions[:3])
-    embed = document_embedder(config.models.retriever_config(store.vocabulary.size))
-    blocks = np.arange(store.num_blocks)
-    rows = embed_blocks(embed, params["retriever"], store, blocks, tiny.EMBED)
+    rows = one_by_one(
+        config.models.retriever_config(store.vocabulary.size),
+        params["retriever"],
+        store,
+        range(store.num_blocks),
+        tiny.LENGTHS.document,
+    )
     np.testing.assert_allclose(model.embed(questions[:3]), queries, atol=1e-5)
     for documents, query in zip(model.search(questions[:3], 4), queries, strict=True):
         scores = rows @ query

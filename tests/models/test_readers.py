@@ -111,6 +111,11 @@ def test_scores_are_those_of_a_loop_over_spans(config, joined, random_params):
             assert logits[row, span] == pytest.approx(expected, abs=1e-3)
 
 
+def test_spans_are_as_many_as_those_of_orqa():
+    _, ends = span_bounds(320, 10)
+    assert (ends < 320).sum() == 3155
+
+
 @settings(max_examples=40)
 @given(query=st.integers(1, 6), body=st.integers(0, 6))
 def test_valid_spans_lie_within_the_body(query, body):

@@ -6,7 +6,7 @@ import pytest
 
 from realm_jax.data.documents import is_held_out
 from realm_jax.prepare import fewer_articles
-from tests.data.json_lines import write_lines
+from tests.json_lines import write_lines
 
 NAMES = [f"article {i}" for i in range(1000)]
 ARTICLES = [{"id": n.replace(" ", "_"), "title": n, "text": "x\u2028y"} for n in NAMES]

@@ -27,7 +27,7 @@ from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.scratch import Workers, only_writer
 from realm_jax.prepare.update_corpus import UpdateConfig
 from tests import tiny_run
-from tests.data.json_lines import write_lines
+from tests.json_lines import write_lines
 from tests.prepare.folders import flip_a_bit_of_each
 from tests.refused import refused
 

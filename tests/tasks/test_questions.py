@@ -8,7 +8,7 @@ from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.prepare.materialise import materialise
 from realm_jax.types import QuestionBatch
 from tasks.questions import register_questions
-from tests.data.json_lines import write_lines
+from tests.json_lines import write_lines
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("registry")

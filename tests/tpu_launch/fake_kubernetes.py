@@ -33,17 +33,25 @@ def require_valid(body: dict[str, Any]) -> None:
     for error in _SCHEMA.iter_errors(body):
         raise RefusedError(400, f"strict decoding error: {error.json_path}")
     for job in body["spec"]["replicatedJobs"]:
-        template = copy.deepcopy(job["template"])
-        # The models refuse wrong types, and leave out what they do not know.
-        with contextlib.suppress(ValueError):
-            for container in template["spec"]["template"]["spec"]["containers"]:
-                # To them quantities are texts, never numbers.
-                limits = container["resources"]["limits"]
-                limits |= {name: f"{number:d}" for name, number in limits.items()}
-            model = client.V1JobTemplateSpec.from_dict(template)
-            if client.ApiClient().sanitize_for_serialization(model) == template:
-                continue
-        raise RefusedError(400, f"strict decoding error: {job['name']}")
+        if not _is_job_template(job["template"]):
+            raise RefusedError(400, f"strict decoding error: {job['name']}")
+
+
+def _is_job_template(body: dict[str, Any]) -> bool:
+    """Returns whether the client's models take all of it."""
+    template = copy.deepcopy(body)
+    try:
+        for container in template["spec"]["template"]["spec"]["containers"]:
+            limits = container["resources"]["limits"]
+            if any(type(number) is not int for number in limits.values()):
+                return False
+            # To the models quantities are texts, never numbers.
+            limits |= {name: str(number) for name, number in limits.items()}
+        model = client.V1JobTemplateSpec.from_dict(template)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    # What they do not know they leave out.
+    return client.ApiClient().sanitize_for_serialization(model) == template
 
 
 class Cluster:

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tests.data import json_lines
+from tests import json_lines
 
 
 @pytest.fixture

@@ -114,6 +114,11 @@ def test_prose_alone_is_kept():
     )
 
 
+def test_text_without_a_heading_has_no_title():
+    assert read_markdown("Just text.\n\nMore.") == ("", "Just text.\n\nMore.")
+    assert read_markdown("") == ("", "")
+
+
 def test_a_folder_has_text_and_markdown_plain_or_gzipped(tmp_path):
     for name, content in {
         "a.md": b"# First\n\nOne.",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from realm_jax.prepare.open_qa.formats import natural_questions
 from realm_jax.prepare.open_qa.sets import read_set
-from tests.data.json_lines import write_lines
+from tests.json_lines import write_lines
 from tests.refused import refused
 
 PAGE = "<P> Deadpool 2 came out on May 18 , 2018 in <B> the United States </B> . </P>"

@@ -9,7 +9,7 @@ import pytest
 from realm_jax.data.questions import Question, read_questions
 from realm_jax.prepare.open_qa import __main__ as command
 from realm_jax.prepare.open_qa.sets import SETS, is_dev, read_set
-from tests.data.json_lines import write_lines
+from tests.json_lines import write_lines
 from tests.prepare.tfds_datasets import features_of, generate
 from tests.refused import refused
 
