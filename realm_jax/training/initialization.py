@@ -204,7 +204,7 @@ def _with_weights(
     """Copies published weights into every matching part of the models."""
     if "retriever" in params and config.dense_size is not None:
         params = {**params, "retriever": _with_dense(params["retriever"], folder)}
-    # Only "cls" pooling uses a pooler; one missing from the weights stays random.
+    # Only "cls" pooling uses a pooler.
     needs_pooler = "retriever" in params and config.pooling == "cls"
     if "head_dense" not in params.get("reader", {}):
         return _with_bert(

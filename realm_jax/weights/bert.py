@@ -141,9 +141,9 @@ def load_bert(
 
     Settings of `config` that shapes do not reveal (`_UNSEEN`) must agree with the
     folder's `config.json`, if it has one. A file without the pooler, as `transformers`
-    writes for a BertForMaskedLM, is refused if `needs_pooler`.
+    writes for a BertForMaskedLM, is refused if `needs_pooler`, and else gets zeros.
 
-    Returns float32 host arrays; without "pooler" if the file has none.
+    Returns float32 host arrays.
     """
     return _encoder_params(folder, _read(folder), config, needs_pooler)
 

@@ -87,26 +87,20 @@ def encoder_parameters(
 ) -> tuple[PyTree, list[str]]:
     """Returns the parameters of BERT's encoder, and the problems with its tensors.
 
-    The tensors have the names of a BertModel. Unless it `needs_pooler`, an encoder
-    without one has no "pooler".
+    The tensors have the names of a BertModel. Unless it `needs_pooler`, the pooler of
+    an encoder that has none is zero: no model that takes such an encoder reads it.
     """
     shapes = expected_shapes(config)
     sources = {name: sources_of(name, config.num_layers) for name in shapes}
     known = {POSITION_IDS}.union(*sources.values())
+    absent = []
     if not needs_pooler and not any(name.startswith("pooler.") for name in tensors):
-        sources = {k: v for k, v in sources.items() if not k.startswith("pooler/")}
-    flat, problems = flat_parameters(tensors, sources, shapes)
+        absent = [name for name in shapes if name.startswith("pooler/")]
+    wanted = {name: found for name, found in sources.items() if name not in absent}
+    flat, problems = flat_parameters(tensors, wanted, shapes)
+    flat |= {name: np.zeros(shapes[name], np.float32) for name in absent}
     problems += [f"{name} is not known" for name in sorted(set(tensors) - known)]
     return flax.traverse_util.unflatten_dict(flat, sep="/"), problems
-
-
-def zero_pooler(config: BertConfig) -> PyTree:
-    """Returns a pooler for weights that have none, of models that do not read it."""
-    size = config.hidden_size
-    return {
-        "kernel": np.zeros((size, size), np.float32),
-        "bias": np.zeros(size, np.float32),
-    }
 
 
 def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:

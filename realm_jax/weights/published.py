@@ -24,7 +24,6 @@ from realm_jax.weights.bert import (
     load_masked_lm,
     unused_of_bert,
 )
-from realm_jax.weights.bert_tensors import zero_pooler
 from realm_jax.weights.published_encoder import (
     SentenceEncoder,
     load_dense,
@@ -197,9 +196,9 @@ def _read_sentence_encoder(source: str) -> PublishedModel:
     missing = (
         [] if "head_dense" in reader else ["cls.predictions.* (a new one is drawn)"]
     )
-    if "pooler" not in reader["bert"]:
+    stored = stored_tensors(source)
+    if not any(name.removeprefix("bert.").startswith("pooler.") for name in stored):
         missing.append("pooler.dense")
-        reader["bert"]["pooler"] = zero_pooler(encoder.bert)
     tower = {"bert": reader["bert"]}
     if encoder.dense:
         tower["dense"] = load_dense(encoder)
@@ -210,7 +209,7 @@ def _read_sentence_encoder(source: str) -> PublishedModel:
         towers={SHARED_TOWER: tower},
         reader=reader,
         max_length=encoder.max_length,
-        unused=unused_of_bert(stored_tensors(source)),
+        unused=unused_of_bert(stored),
         missing=missing,
         is_bert=True,
     )

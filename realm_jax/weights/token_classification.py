@@ -229,7 +229,6 @@ def _load_params(folder: pathlib.Path, config: BertConfig, num_labels: int) -> P
             "one checkpoint of BertForTokenClassification."
         )
     kernel, bias = (np.asarray(tensor, np.float32) for tensor in head)
-    bert = {"pooler": bert_tensors.zero_pooler(config)} | bert
     return {"bert": bert, "kernel": kernel.T, "bias": bias}
 
 

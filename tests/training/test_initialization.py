@@ -189,7 +189,7 @@ def test_a_masked_lm_without_a_pooler_will_do_where_nothing_reads_one(tmp_path):
         for params in (of_reader, of_both):
             found, encoder = params["reader"]["bert"], published["reader"]["bert"]
             assert_same_bits(found["layers"], encoder["layers"])
-            assert_same_bits(found["pooler"], drawn["reader"]["bert"]["pooler"])
+            assert not any(map(np.any, jax.tree.leaves(found["pooler"])))
         with refused(r"pooler\.dense\.weight is missing"):
             started(drawn, str(tmp_path), config)
 
