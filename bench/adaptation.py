@@ -4,9 +4,9 @@
         --encoder FOLDER --work FOLDER [--seeds 3] [--page PAGE --place NAME]
 
 RUN is a chain that `realm adapt` has made of the encoder in `--encoder`, at its own
-width. Its warm start is trained again for each seed, without the reader. On the same
-text sentence-transformers trains TSDAE, SimCSE, ICT and GPL's loss, each for
-`--minutes` on two cores (`bench/peers/adapt_torch.py`, installed by `make peers`).
+width or projected. Its warm start is trained again for each seed, without the reader.
+On the same text sentence-transformers trains TSDAE, SimCSE, ICT and GPL's loss, each
+for `--minutes` on two cores (`bench/peers/adapt_torch.py`, installed by `make peers`).
 What is done below `--work` is not done again. Without `--encoder` the others are left
 out.
 
@@ -54,11 +54,12 @@ from realm_jax.stages import PRETRAIN, WARM_START, StageSpec
 
 METRIC = "nDCG@10"
 COSTS = ("minutes", "GiB")
-UNTOUCHED, TAUGHT, REALM = "before", "taught", "realm"
+UNTOUCHED, PROJECTED, TAUGHT, REALM = "before", "projected", "taught", "realm"
 PEER_UNTOUCHED = "untouched"
 PEERS = ("tsdae", "simcse", "ict", "margin_mse")
 LABELS = {
     UNTOUCHED: "the encoder as it was",
+    PROJECTED: "projected",
     TAUGHT: "taught by it and BM25",
     REALM: "then REALM",
     "tsdae": "TSDAE",
@@ -97,7 +98,7 @@ def main() -> None:
     if flags.encoder:
         require_peers(flags.peers)
     bench = Bench(flags)
-    methods = [UNTOUCHED, TAUGHT]
+    methods = [UNTOUCHED, *[PROJECTED] * bench.is_projected, TAUGHT]
     if (pathlib.Path(flags.run) / PRETRAIN.name).is_dir():
         methods.append(REALM)
     if flags.encoder:
@@ -105,7 +106,7 @@ def main() -> None:
         bench.require_same_start()
     found: dict[str, list[Row]] = {method: [] for method in methods}
     for seed, method in itertools.product(range(flags.seeds), methods):
-        if seed == 0 or method not in (UNTOUCHED, REALM):
+        if seed == 0 or method not in (UNTOUCHED, PROJECTED, REALM):
             found[method].append(bench.row(method, seed))
             print(method, seed, np.mean(found[method][-1]["values"]), flush=True)
     names = {
@@ -139,6 +140,8 @@ class Bench:
             find_model(flags.run, [WARM_START]), before_training=True
         )
         self._length = begun.models.lengths.query
+        config = begun.models.retriever_config(self.corpus.vocabulary.size)
+        self.is_projected = config.projected
         # The document tower does not learn from BM25: its embeddings serve all seeds.
         self._numerics = adaptation.index_numerics([begun], self.corpus)
         self._donors = [begun.model_dir]
@@ -150,6 +153,7 @@ class Bench:
         if not place.exists():
             made = {
                 UNTOUCHED: self._untouched,
+                PROJECTED: self._begun,
                 TAUGHT: self._taught,
                 REALM: self._realm,
             }
@@ -202,6 +206,14 @@ class Bench:
         return self._figures(search, minutes, gib)
 
     def _untouched(self, seed: int) -> Row:
+        if not self.is_projected:
+            return self._begun(seed)
+        run = PretrainedRetriever.open(find_model(self._run, [WARM_START]))
+        search = adaptation.without_projection(run, self.corpus, self._numerics)
+        return self._figures(search, 0.0, 0.0)
+
+    def _begun(self, seed: int) -> Row:
+        """Measures what training began with."""
         del seed
         run = find_model(self._run, [WARM_START])
         return self._searched(

@@ -131,6 +131,7 @@ class Stream(enum.IntEnum):
     DOCUMENTS = 1
     UNMASKED = 2
     PSEUDO_QUERIES = 3
+    PROJECTION = 4
 
 
 def uniform(

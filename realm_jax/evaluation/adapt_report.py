@@ -13,6 +13,7 @@ from realm_jax.evaluation.comparisons import (
     AFTER_WARM_START,
     BEFORE_TRAINING,
     BM25,
+    ENCODER,
     QUERIES,
     SENTENCES,
     Comparison,
@@ -204,9 +205,12 @@ def _gained(probe: str, comparison: Mapping[str, Any], chosen: str) -> str:
     before = rows[BEFORE_TRAINING]
     fused = rows[fused_name(chosen)]
     of = f" of {before.groups:,} articles" if before.groups else ""
+    others = [f"BM25 {_percent(rows[BM25])}", f"fused {_percent(fused)}"]
+    if ENCODER in rows:
+        others.append(f"{_lowered(ENCODER)} {_percent(rows[ENCODER])}")
     return (
         f"{metric} of {before.count:,} {probe}{of} {_percent(before)}, "
-        f"{', '.join(changes)}; BM25 {_percent(rows[BM25])}, fused {_percent(fused)}"
+        f"{', '.join(changes)}; {', '.join(others)}"
     )
 
 

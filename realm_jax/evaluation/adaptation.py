@@ -27,6 +27,7 @@ from realm_jax.data.judgements import JudgedQuery
 from realm_jax.errors import StoppedError
 from realm_jax.evaluation.comparisons import (
     BM25,
+    ENCODER,
     QUERIES,
     SENTENCES,
     Comparison,
@@ -44,7 +45,6 @@ from realm_jax.training.projection import document_features, unprojected
 from realm_jax.training.stage import open_examples
 from realm_jax.types import NULL_BLOCK
 
-ENCODER = "The encoder without a projection"
 _SENTENCE_RECALLS = (1, 5, 20)
 _QUERY_RECALLS = (1, 5, 20, 100)
 _MAX_SENTENCES = 1000
@@ -211,7 +211,7 @@ def measure(
     config = first.models.retriever_config(corpus.vocabulary.size)
     # Else the retriever begins with the order that the cosine gives.
     if config.projected or not config.normalize:
-        searches[ENCODER] = _without_projection(first, corpus, numerics)
+        searches[ENCODER] = without_projection(first, corpus, numerics)
     for label, model in retrievers.items():
         searches[label] = dense(
             model,
@@ -328,7 +328,7 @@ def dense(
     return Dense(source.config, params, rows)
 
 
-def _without_projection(
+def without_projection(
     model: PretrainedRetriever, corpus: BlockStore, numerics: Mapping[str, str]
 ) -> Dense:
     """Returns the encoder as it was published, searched by the cosine."""

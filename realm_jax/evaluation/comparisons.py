@@ -29,6 +29,7 @@ F1 = "F1"
 ANSWER_READ = "answer in what was read"
 RANDOM_BLOCKS = "random blocks"
 BM25 = "BM25"
+ENCODER = "The encoder without a projection"
 WITHOUT_TOPIC = "without a topic"
 
 SENTENCES, QUERIES = "held-out sentences", "queries"

@@ -110,6 +110,8 @@ class AdaptChain(FirstChain):
         yield f"warm_start/BATCH_SIZE = {_QUERIES}"
         yield f"warm_start/RETRIEVER_RATE = {_RETRIEVER_RATE}"
         yield 'warm_start/CLIP = "per_model"'
+        if self.encoder is not None and self.encoder.is_projected:
+            yield 'warm_start/PROJECTION = "lda"'
         yield ""
         yield f"pretrain/TRAIN_STEPS = {self.updates}"
         yield f"pretrain/WARMUP_STEPS = {min(self.updates, _WARMUP_STEPS)}"

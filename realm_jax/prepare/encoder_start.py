@@ -51,8 +51,8 @@ class EncoderStart:
 
     Attributes:
       encoder: what the folder says of it.
-      width: features of the embeddings of the chain: the encoder's own, or fewer, its
-        principal components.
+      width: features of the embeddings of the chain: the encoder's own, or fewer, to
+        which they are projected.
     """
 
     folder: str
@@ -133,7 +133,8 @@ class EncoderStart:
         return prompt_pieces(self.encoder.document_prompt, self.vocabulary)
 
     @property
-    def _is_projected(self) -> bool:
+    def is_projected(self) -> bool:
+        """Whether the chain has fewer features than the encoder."""
         return self.width < self.encoder.width
 
     @property
@@ -148,7 +149,7 @@ class EncoderStart:
         bare = " (no modules.json says otherwise)" * self.encoder.is_bare
         width = (
             f"projected to {self.width} (--width={self.encoder.width} keeps them all)"
-            if self._is_projected
+            if self.is_projected
             else "kept as wide (--width projects to fewer)"
         )
         return f"{self.encoder.description()}{bare}; {width}"
@@ -177,7 +178,7 @@ class EncoderStart:
     def _macros(self) -> Iterator[str]:
         if self.encoder.pooling != "mean":
             yield f"POOLING = {json.dumps(self.encoder.pooling)}"
-        if self.encoder.normalize and not self._is_projected:
+        if self.encoder.normalize and not self.is_projected:
             yield f"TEMPERATURE = {_TEMPERATURE_OF_COSINES}"
 
     def _towers(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class EncoderStart:
         encoder, found = self.encoder, {}
         if self.width != _PROJECTION:
             found["projection_size"] = self.width
-        if not self._is_projected:
+        if not self.is_projected:
             found["projected"] = False
         if encoder.dense:
             found["dense_size"] = encoder.dense.size

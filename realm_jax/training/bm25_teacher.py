@@ -5,9 +5,8 @@ finds paraphrases. The query tower learns the sum of their scores from pseudo-qu
 The document tower and its embeddings of the corpus stay as they are. docs/adapt.md says
 what that gains.
 
-Pseudo-queries stand for the queries of people where there are none: a title, a
-sentence, or some words in a row, as Contriever crops its texts (Izacard et al. 2022,
-section 3.1).
+Pseudo-queries stand for the queries of people where there are none
+(`data/pseudo_queries.py`).
 """
 
 import dataclasses
@@ -22,10 +21,13 @@ from jaxtyping import Float, PyTree
 from realm_jax import multihost
 from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.batch_order import Stream, uniform
-from realm_jax.data.blocks import BlockText
 from realm_jax.data.examples import Examples
 from realm_jax.data.features import query_rows
-from realm_jax.data.words import answer_tokens, word_edges
+from realm_jax.data.pseudo_queries import (
+    NUM_DRAWS,
+    PSEUDO_QUERY_LENGTH,
+    pseudo_query,
+)
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, tie_towers
@@ -37,17 +39,8 @@ from realm_jax.training.warm_start_loss import TaughtQueries
 TAUGHT_BLOCKS = 256
 """Blocks of a query over which the tower learns the teacher's distribution."""
 
-PSEUDO_QUERY_LENGTH = 40
-"""Wordpieces of `[CLS] x [SEP]` at most; people ask for things in fewer."""
-
 MAX_BLOCKS = 500_000
 """Blocks of a corpus, whose words and embeddings are all in memory."""
-
-NUM_DRAWS = 3
-"""Random numbers that a pseudo-query takes."""
-
-_FEWEST_WORDS = 3
-_SPAN_WORDS = range(4, 15)
 
 
 class BM25Teacher:
@@ -149,7 +142,7 @@ def _require_alike(stage: Stage[Any]) -> None:
         raise BadInputError(
             "expected two towers that start alike with BM25_WEIGHT, got others; the "
             "document tower, which does not train, is the teacher of the query tower: "
-            'give published weights as WARM_START, with PROJECTION="pca" if they are '
+            'give published weights as WARM_START, with PROJECTION="lda" if they are '
             "projected, or set BM25_WEIGHT=0"
         )
 
@@ -160,24 +153,3 @@ def _spread(
     """Returns standard deviations, 1 where all scores are the same."""
     spread = scores.std(axis=1, keepdims=True)
     return np.where(spread > 0, spread, 1.0)
-
-
-def pseudo_query(block: BlockText, drawn: Float[np.ndarray, " draw"]) -> str:
-    """Returns a piece of a block: its title, a sentence, or 4 to 14 of its words.
-
-    Each is drawn as often. Words stand in for a title or sentence of fewer than three.
-    `drawn` are `NUM_DRAWS` numbers in [0, 1).
-    """
-    kind, place, size = drawn
-    pieces = [block.title, "", ""]
-    if block.sentences:
-        start, end = block.sentences[int(place * len(block.sentences))]
-        pieces[1] = block.body[start:end]
-    piece = pieces[int(kind * len(pieces))]
-    if len(answer_tokens(piece)) >= _FEWEST_WORDS:
-        return piece
-    begins = np.flatnonzero(word_edges(block.body).begins)
-    count = min(_SPAN_WORDS[int(size * len(_SPAN_WORDS))], len(begins))
-    first = int(place * (len(begins) - count + 1))
-    edges = [*begins, len(block.body)]
-    return block.body[edges[first] : edges[first + count]].rstrip()

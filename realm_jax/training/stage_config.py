@@ -85,7 +85,7 @@ class StageConfig:
         stage, a folder of published weights (docs/weights.md), or "" for random ones;
         see `warm_start_params`.
       projection: initialization of the retriever's projection if the source of its
-        weights has none, "random" or "pca"; see `projection.py`.
+        weights has none, "random", "pca" or "lda"; see `projection.py`.
       warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
         held-out utility.
       retriever_warm_start: source of the retriever instead, or "".

@@ -34,16 +34,23 @@ def starting_params(
     if not config.starts_from_nothing:
         _warn_of_random_models(config)
     source = config.retriever_source
+    kind, lengths = Projection(config.projection), config.models.lengths
     # The checkpoint of an earlier stage already has a projection.
     if (
         not retriever_config.projected
-        or config.projection == Projection.RANDOM.value
+        or kind is Projection.RANDOM
         or not source
         or weights_file(source) is None
     ):
         return started
-    embed = EmbedConfig(document_length=config.models.lengths.document)
-    retriever = fit_projection(started["retriever"], retriever_config, corpus, embed)
+    retriever = fit_projection(
+        started["retriever"],
+        retriever_config,
+        corpus,
+        EmbedConfig(document_length=lengths.document),
+        kind,
+        lengths.query,
+    )
     return {**started, "retriever": retriever}
 
 

@@ -23,6 +23,7 @@ from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.data.examples import Examples
 from realm_jax.data.inverse_cloze import inverse_cloze_specs
 from realm_jax.data.masking import pretrain_specs
+from realm_jax.data.pseudo_queries import PSEUDO_QUERY_LENGTH
 from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
@@ -34,11 +35,7 @@ from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.placement import local_rows, place_batch
 from realm_jax.run_record import Attempt
 from realm_jax.stages import WARM_START, StageSpec
-from realm_jax.training.bm25_teacher import (
-    PSEUDO_QUERY_LENGTH,
-    TAUGHT_BLOCKS,
-    BM25Teacher,
-)
+from realm_jax.training.bm25_teacher import TAUGHT_BLOCKS, BM25Teacher
 from realm_jax.training.loop import train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (

@@ -111,6 +111,15 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     assert "another --output" in capsys.readouterr().err
 
 
+def test_fewer_features_are_those_that_pieces_share_with_their_blocks(
+    text, encoder, planning
+):
+    assert main(planned(encoder, "--width=8")) == 7
+    found = configs_of(*planning)["warm-start"]
+    assert found.projection == "lda"
+    assert found.models.retriever_config(9).projection_size == 8
+
+
 @pytest.mark.parametrize(
     ("documents", "share"), [(300, 0.05), (1398, 0.05), (8000, 0.025), (100_000, 0.01)]
 )
@@ -240,7 +249,7 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     labels = [row["label"] for row in of_queries["baselines"] + of_queries["rows"]]
     trained = (BEFORE_TRAINING, AFTER_WARM_START, AFTER_REALM)
     fused = [*map(fused_name, trained)]
-    assert labels == ["BM25", adaptation.ENCODER, *fused, *trained]
+    assert labels == ["BM25", comparisons.ENCODER, *fused, *trained]
     bm25, _, *fused = of_queries["baselines"]
     for alone, beside in zip(of_queries["rows"], fused, strict=True):
         assert alone["metrics"]["MRR@10"]["mean"] < beside["metrics"]["MRR@10"]["mean"]
@@ -253,7 +262,8 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     card = (pathlib.Path(export) / "README.md").read_text()
     assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
     assert "| queries | gained after REALM, in points | nDCG@10 " in card
-    cost = adapt_report.summary(report, chain.root, export)[1]
+    gained, cost, _ = adapt_report.summary(report, chain.root, export)
+    assert gained.count("the encoder without a projection ") == 2
     assert "warm start 60 updates" in cost
     # Of the first index of the warm start, and the last of REALM.
     (_, first), (last, _) = (

@@ -10,13 +10,13 @@ from safetensors.numpy import load_file, save_file
 from realm_jax.data.batch_order import Spans, Stream, uniform
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_rows
+from realm_jax.data.pseudo_queries import NUM_DRAWS, pseudo_query
 from realm_jax.data.words import answer_tokens
 from realm_jax.evaluation.export import export_retriever
 from realm_jax.evaluation.recorded import Overrides
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.retriever import Retriever, RetrieverConfig, tie_towers
 from realm_jax.training import bm25_teacher, warm_start
-from realm_jax.training.bm25_teacher import NUM_DRAWS, pseudo_query
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture

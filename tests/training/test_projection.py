@@ -1,4 +1,4 @@
-"""The projection fitted to a corpus, against NumPy's own singular values."""
+"""The projection fitted to a corpus, against NumPy's singular values, and by rank."""
 
 import dataclasses
 
@@ -12,13 +12,20 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import warm_start
 from realm_jax.training.initialization import initial_params
-from realm_jax.training.projection import fit_projection, principal_components
+from realm_jax.training.projection import (
+    SHRINKAGE,
+    Projection,
+    discriminants,
+    fit_projection,
+    principal_components,
+)
 from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
 from tests.training.test_initialization import save_published
 
 EMBED = EmbedConfig(document_length=24, batch_size=8)
+QUERY_LENGTH = 16
 
 
 def test_components_are_the_right_singular_vectors():
@@ -31,6 +38,48 @@ def test_components_are_the_right_singular_vectors():
     )
     largest = np.abs(found).argmax(axis=0)
     assert (found[largest, [0, 1, 2]] > 0).all()
+
+
+def pairs(seed, count=600):
+    """Pieces and blocks that share 6 of 20 features, which vary least of all."""
+    rng = np.random.default_rng(seed)
+    shared = np.pad(rng.normal(size=(count, 6)), [(0, 0), (0, 14)])
+    spread = np.r_[np.full(6, 0.3), np.full(14, 2.0)]
+    mixing = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 20)))[0]
+    noise = rng.normal(size=(2, count, 20)) * spread
+    return ((shared + one) @ mixing for one in noise)
+
+
+def share_found(kernel, pieces, blocks):
+    """The share of the pieces whose own block is the nearest one by the cosine."""
+    x, z = (rows @ kernel for rows in (pieces, blocks))
+    x, z = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, z))
+    return np.mean((x @ z.T).argmax(axis=1) == np.arange(len(x)))
+
+
+def test_discriminants_find_what_a_piece_shares_with_its_block():
+    pieces, blocks = pairs(1)
+    kernel = discriminants(pieces, blocks, 6)
+    assert np.linalg.norm(kernel) ** 2 == pytest.approx(6)
+    unseen = [*pairs(2, count=100)]
+    assert share_found(kernel, *unseen) > 0.5
+    assert share_found(principal_components(blocks, 6), *unseen) < 0.1
+
+
+def test_discriminants_have_the_largest_ratios_of_covariances():
+    """By the whitened problem that the generalised one is the same as."""
+    pieces, blocks = pairs(3)
+    found = discriminants(pieces, blocks, 4)
+    within = sum(np.outer(row, row) for row in pieces - blocks) / len(pieces)
+    within += SHRINKAGE * np.diag(within).mean() * np.eye(20)
+    variances, axes = np.linalg.eigh(within)
+    whiten = axes / np.sqrt(variances)
+    between = sum(np.outer(x, z) for x, z in zip(pieces, blocks, strict=True))
+    _, vectors = np.linalg.eigh(whiten.T @ (between + between.T) @ whiten)
+    expected = whiten @ vectors[:, ::-1][:, :4]
+    lengths = np.linalg.norm(expected, axis=0) * np.linalg.norm(found, axis=0)
+    cosines = np.abs((expected * found).sum(axis=0)) / lengths
+    np.testing.assert_allclose(cosines, 1.0, atol=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +98,7 @@ def test_embeddings_keep_the_most_variance(corpus, config):
     ids = np.zeros((1, 8), np.int32)
     init = jax.jit(Retriever(config).init)
     params = init(jax.random.key(0), ids, ids, ids)["params"]
-    fitted = fit_projection(params, config, corpus, EMBED)
+    fitted = fit_projection(params, config, corpus, EMBED, Projection.PCA, QUERY_LENGTH)
     blocks = np.arange(corpus.num_blocks)
     embeddings = embed_blocks(
         document_embedder(config), fitted, corpus, blocks, EMBED
@@ -75,7 +124,7 @@ def test_embeddings_keep_the_most_variance(corpus, config):
 def test_the_encoder_needs_as_many_features(corpus, config):
     wide = dataclasses.replace(config, projection_size=17)
     with refused("at most 16, the encoder's features"):
-        fit_projection({}, wide, corpus, EMBED)
+        fit_projection({}, wide, corpus, EMBED, Projection.PCA, QUERY_LENGTH)
 
 
 def published(folder, vocab_size):
@@ -95,24 +144,25 @@ def started(world, folder, **changes):
     return stage.state.params["retriever"]
 
 
+@pytest.mark.parametrize("kind", ["pca", "lda"])
 def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
-    world, corpus, tmp_path
+    kind, world, corpus, tmp_path
 ):
     weights = tmp_path / "weights"
     encoder = published(weights, corpus.vocabulary.size)
     from_weights = {"warm_start": str(weights), "train_steps": 0}
     drawn = started(world, tmp_path / "drawn", **from_weights)
-    fitted = started(world, tmp_path / "fitted", projection="pca", **from_weights)
+    fitted = started(world, tmp_path / "fitted", projection=kind, **from_weights)
     for tower in ("query_tower", "document_tower"):
         tiny_world.assert_same_bits(fitted[tower]["bert"], encoder)
         kernel = np.asarray(fitted[tower]["projection"]["kernel"])
-        np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)
+        assert np.trace(kernel.T @ kernel) == pytest.approx(8, rel=1e-5)
         assert (kernel != drawn[tower]["projection"]["kernel"]).any()
     first = tiny_world.warm_start_config(
-        world, tmp_path / "first", pairs_task="", projection="pca", **from_weights
+        world, tmp_path / "first", pairs_task="", projection=kind, **from_weights
     )
     assert warm_start.run(first, tiny_world.silent, tiny_world.NEVER)
     later = started(
-        world, tmp_path / "later", projection="pca", warm_start=first.model_dir
+        world, tmp_path / "later", projection=kind, warm_start=first.model_dir
     )
     tiny_world.assert_same_bits(later, fitted)

@@ -5,7 +5,7 @@ import pytest
 
 from realm_jax.data.batch_order import Stream, uniform
 from realm_jax.data.blocks import BlockText
-from realm_jax.training.bm25_teacher import NUM_DRAWS, pseudo_query
+from realm_jax.data.pseudo_queries import NUM_DRAWS, pseudo_query
 
 TITLE = "The sack of Fosk"
 SENTENCES = ["Maria Brel drew the town in 1700.", "It burnt down, with all its mills."]
