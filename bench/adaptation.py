@@ -98,7 +98,9 @@ def main() -> None:
     if flags.encoder:
         require_peers(flags.peers)
     bench = Bench(flags)
-    methods = [UNTOUCHED, *[PROJECTED] * bench.is_projected, TAUGHT]
+    methods = (
+        [UNTOUCHED, PROJECTED, TAUGHT] if bench.is_projected else [UNTOUCHED, TAUGHT]
+    )
     if (pathlib.Path(flags.run) / PRETRAIN.name).is_dir():
         methods.append(REALM)
     if flags.encoder:
@@ -206,6 +208,7 @@ class Bench:
         return self._figures(search, minutes, gib)
 
     def _untouched(self, seed: int) -> Row:
+        """Measures the encoder as it was published."""
         if not self.is_projected:
             return self._begun(seed)
         run = PretrainedRetriever.open(find_model(self._run, [WARM_START]))

@@ -31,7 +31,7 @@ from realm_jax.evaluation import adaptation
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import DOCUMENT_TOWER, Retriever, RetrieverConfig
+from realm_jax.models.retriever import DOCUMENT_TOWER, Retriever
 from realm_jax.training.initialization import initial_params, warm_start_params
 from realm_jax.training.projection import (
     Projection,
@@ -40,7 +40,7 @@ from realm_jax.training.projection import (
     unprojected,
 )
 from realm_jax.types import Lengths
-from realm_jax.weights.published_encoder import read_sentence_encoder
+from realm_jax.weights.published import read_published
 
 METRIC = "nDCG@10"
 LENGTHS = Lengths(query=64, document=96, joined=112)
@@ -91,13 +91,10 @@ class Encoder:
     """A published encoder with two towers."""
 
     def __init__(self, folder: str, width: int, corpus: BlockStore):
-        encoder = read_sentence_encoder(folder)
-        size = corpus.vocabulary.size
-        self._config = RetrieverConfig(
-            dataclasses.replace(encoder.bert, vocab_size=size),
+        self._config = dataclasses.replace(
+            read_published(folder).retriever,
             projection_size=width,
-            pooling=encoder.pooling,
-            normalize=encoder.normalize,
+            projected=True,
             shared=False,
         )
         models = Retriever(self._config), KnowledgeEncoder(self._config.bert)

@@ -157,6 +157,8 @@ def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
         tiny_world.assert_same_bits(fitted[tower]["bert"], encoder)
         kernel = np.asarray(fitted[tower]["projection"]["kernel"])
         assert np.trace(kernel.T @ kernel) == pytest.approx(8, rel=1e-5)
+        if kind == "pca":
+            np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)
         assert (kernel != drawn[tower]["projection"]["kernel"]).any()
     first = tiny_world.warm_start_config(
         world, tmp_path / "first", pairs_task="", projection=kind, **from_weights
