@@ -12,8 +12,8 @@ paired by query, with a 95 % interval.
 import dataclasses
 import pathlib
 
+import jax
 import numpy as np
-from jaxtyping import Float
 
 from bench.command import (
     command_line,
@@ -117,20 +117,15 @@ class Encoder:
                 self._params, config, self._corpus, _EMBED, kind, LENGTHS.query
             )[DOCUMENT_TOWER]["projection"]
             x, z = (
-                _layer_norm(rows @ fitted["kernel"] + fitted["bias"])
+                jax.nn.standardize(
+                    rows @ fitted["kernel"] + fitted["bias"], epsilon=1e-12
+                )
                 for rows in (queries, features)
             )
-            scores[label] = x @ z.T
+            scores[label] = np.asarray(x @ z.T)
         return {
             label: probe.judge(of, everything)[METRIC] for label, of in scores.items()
         }
-
-
-def _layer_norm(
-    rows: Float[np.ndarray, "row projection"],
-) -> Float[np.ndarray, "row projection"]:
-    """Normalises rows as a LayerNorm does before it is trained."""
-    return (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
 
 
 if __name__ == "__main__":

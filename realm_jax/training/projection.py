@@ -4,16 +4,19 @@ Weights such as MiniLM's end with the encoder's features. A random projection pr
 no more of them than of any other features. Principal components preserve as much of the
 variance of the blocks as a projection can. Linear discriminants preserve what a piece
 of a block shares with it, which is little of the variance of a BERT that is no sentence
-encoder (docs/adapt.md). This is an extension: the paper's retriever learns its
-projection in the inverse cloze task.
+encoder, and of a sentence encoder more than principal components do (docs/adapt.md).
+This is an extension: the paper's retriever learns its projection in the inverse cloze
+task.
 """
 
 import dataclasses
 import enum
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from absl import logging
 from jaxtyping import Float, PyTree
 
 from realm_jax.answering.search import embed_questions
@@ -32,6 +35,7 @@ from realm_jax.index.embed import (
     embed_blocks,
     place_locally,
 )
+from realm_jax.metrics.retrieval import rank_of_best
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
 
 NUM_SAMPLED = 2048
@@ -40,8 +44,8 @@ NUM_SAMPLED = 2048
 NUM_PIECES = 2
 """Pseudo-queries of each."""
 
-SHRINKAGE = 0.2
-"""Chosen on Cranfield, by its queries (docs/adapt.md)."""
+SHRINKAGES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""The shrinkages of linear discriminants that cross-validation chooses from."""
 
 
 class Projection(enum.Enum):
@@ -82,9 +86,9 @@ def fit_projection(
     blocks = document_features(tower, config, corpus, sample, embed)
     if kind is Projection.LDA:
         pieces = _features_of_pieces(tower, config, corpus, sample, embed, query_length)
-        blocks = np.repeat(blocks, NUM_PIECES, axis=0)
-        mean = np.concatenate([pieces, blocks]).mean(axis=0, dtype=np.float64)
-        kernel = discriminants(pieces - mean, blocks - mean, config.projection_size)
+        shrinkage = choose_shrinkage(pieces, blocks, config.projection_size)
+        logging.info("linear discriminants: a shrinkage of %g", shrinkage)
+        mean, kernel = discriminants(pieces, blocks, config.projection_size, shrinkage)
     else:
         mean = blocks.mean(axis=0, dtype=np.float64)
         kernel = principal_components(blocks - mean, config.projection_size)
@@ -108,25 +112,63 @@ def principal_components(
 
 
 def discriminants(
-    pieces: Float[np.ndarray, "pair embed"],
-    blocks: Float[np.ndarray, "pair embed"],
+    pieces: Float[np.ndarray, "block piece embed"],
+    blocks: Float[np.ndarray, "block embed"],
     count: int,
-) -> Float[np.ndarray, "embed projection"]:
-    """Returns the linear discriminants of pairs, the best first, as columns.
+    shrinkage: float,
+) -> tuple[Float[np.ndarray, " embed"], Float[np.ndarray, "embed projection"]]:
+    """Returns the mean and the linear discriminants, the best first, as columns.
 
-    They have the largest ratios of the covariance between the two of a pair to the
-    covariance of their difference. A multiple of the identity, `SHRINKAGE` of the mean
+    They have the largest ratios of the covariance between a piece and its block to the
+    covariance of their difference. A multiple of the identity, `shrinkage` of the mean
     variance, is added to the latter, without which a few thousand pairs say too little
-    of hundreds of features (Friedman 1989). Their mean square length is 1, as that of
-    principal components.
+    of hundreds of features (Friedman 1989). The mean square length of the discriminants
+    is 1, as that of principal components.
     """
-    pieces, blocks = (np.asarray(rows, np.float64) for rows in (pieces, blocks))
-    between = pieces.T @ blocks
-    within = (pieces - blocks).T @ (pieces - blocks)
-    shrinkage = SHRINKAGE * np.trace(within) / len(within) * np.eye(len(within))
-    _, vectors = scipy.linalg.eigh(between + between.T, within + shrinkage)
-    best = vectors[:, ::-1][:, :count]
-    return _with_signs(best * np.sqrt(count) / np.linalg.norm(best))
+    x, z = (
+        np.reshape(rows, (-1, rows.shape[-1])).astype(np.float64)
+        for rows in (pieces, np.broadcast_to(blocks[:, None], pieces.shape))
+    )
+    mean = (x.mean(axis=0) + z.mean(axis=0)) / 2
+    between = (x - mean).T @ (z - mean)
+    within = (x - z).T @ (x - z)
+    within += shrinkage * np.trace(within) / len(within) * np.eye(len(within))
+    width = len(within)
+    _, vectors = scipy.linalg.eigh(
+        between + between.T, within, subset_by_index=[width - count, width - 1]
+    )
+    best = _with_signs(vectors[:, ::-1])
+    return mean, best * np.sqrt(count) / np.linalg.norm(best)
+
+
+def choose_shrinkage(
+    pieces: Float[np.ndarray, "block piece embed"],
+    blocks: Float[np.ndarray, "block embed"],
+    count: int,
+) -> float:
+    """Returns the one of `SHRINKAGES` by which pieces find their blocks best.
+
+    The criterion is the mean reciprocal rank of a piece's block, cross-validated in two
+    folds of the blocks. A BERT that is no sentence encoder is served best by little
+    shrinkage, and a sentence encoder by much (docs/adapt.md).
+    """
+    numbers = np.arange(len(blocks))
+    folds = numbers[::2], numbers[1::2]
+
+    def reciprocal_ranks(shrinkage: float) -> float:
+        total = 0.0
+        for fold, others in (folds, folds[::-1]):
+            mean, kernel = discriminants(pieces[fold], blocks[fold], count, shrinkage)
+            queries, documents = (
+                np.asarray(jax.nn.standardize((rows - mean) @ kernel, epsilon=1e-12))
+                for rows in (np.concatenate(pieces[others]), blocks)
+            )
+            own = np.repeat(others, pieces.shape[1])[:, None]
+            ranks = rank_of_best(queries @ documents.T, own, [()] * len(own))
+            total += np.sum(1.0 / ranks)
+        return total
+
+    return max(SHRINKAGES, key=reciprocal_ranks)
 
 
 def _with_signs(
@@ -161,7 +203,7 @@ def _features_of_pieces(
     block_ids: np.ndarray,
     embed: EmbedConfig,
     query_length: int,
-) -> Float[np.ndarray, "piece embed"]:
+) -> Float[np.ndarray, "block piece embed"]:
     """Returns the features of `NUM_PIECES` pseudo-queries of each block, as queries."""
     plain, params = unprojected(tower, config)
     count = len(block_ids) * NUM_PIECES
@@ -169,9 +211,10 @@ def _features_of_pieces(
     texts = corpus.texts(np.repeat(block_ids, NUM_PIECES))
     pieces = [*map(pseudo_query, texts, drawn)]
     ids = query_rows(pieces, min(query_length, PSEUDO_QUERY_LENGTH), corpus.vocabulary)
-    return embed_questions(
+    features = embed_questions(
         plain, place_locally(params), ids, batch_size=embed.batch_size
     )
+    return features.reshape(len(block_ids), NUM_PIECES, -1)
 
 
 def unprojected(
