@@ -190,7 +190,7 @@ def add_encoder_flags(parser: argparse.ArgumentParser, default: str) -> None:
         type=recorded_run.whole_number,
         metavar="N",
         help="features of an embedding; by default the encoder's own, or 128 of a BERT "
-        "alone. Fewer than the encoder has are their principal components",
+        "alone. Fewer than the encoder has are a projection fitted to the text",
     )
     for kind, example in (("query", "query: "), ("document", "passage: ")):
         parser.add_argument(

@@ -163,7 +163,7 @@ def choose_shrinkage(
                 np.asarray(jax.nn.standardize((rows - mean) @ kernel, epsilon=1e-12))
                 for rows in (np.concatenate(pieces[others]), blocks)
             )
-            own = np.repeat(others, pieces.shape[1])[:, None]
+            own = np.repeat(others, pieces.shape[1])[:, None].tolist()
             ranks = rank_of_best(queries @ documents.T, own, [()] * len(own))
             total += np.sum(1.0 / ranks)
         return total

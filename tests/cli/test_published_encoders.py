@@ -127,7 +127,7 @@ def test_fewer_features_are_a_projection_of_its_embedding(folders, text, realm):
     assert (config.dense_size, config.normalize) == (8, True)
     # As of all projections, whose LayerNorm makes the length what it is.
     assert config.temperature == 16.0
-    assert stage.projection == "pca"
+    assert stage.projection == "lda"
 
 
 def changed(folder, file, **values):

@@ -13,8 +13,9 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import warm_start
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.projection import (
-    SHRINKAGE,
+    SHRINKAGES,
     Projection,
+    choose_shrinkage,
     discriminants,
     fit_projection,
     principal_components,
@@ -40,28 +41,33 @@ def test_components_are_the_right_singular_vectors():
     assert (found[largest, [0, 1, 2]] > 0).all()
 
 
-def pairs(seed, count=600):
-    """Pieces and blocks that share 6 of 20 features, which vary least of all."""
+def pairs(seed, count=300, spread=(*[0.3] * 6, *[2.0] * 14)):
+    """Blocks, and two pieces of each that share 6 of 20 features with it.
+
+    `spread` is the standard deviation of what is not shared, by feature.
+    """
     rng = np.random.default_rng(seed)
     shared = np.pad(rng.normal(size=(count, 6)), [(0, 0), (0, 14)])
-    spread = np.r_[np.full(6, 0.3), np.full(14, 2.0)]
     mixing = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 20)))[0]
-    noise = rng.normal(size=(2, count, 20)) * spread
-    return ((shared + one) @ mixing for one in noise)
+    noise = rng.normal(size=(3, count, 20)) * spread
+    pieces, blocks = np.split((shared + noise) @ mixing, [2])
+    return pieces.swapaxes(0, 1), blocks[0]
 
 
 def share_found(kernel, pieces, blocks):
     """The share of the pieces whose own block is the nearest one by the cosine."""
-    x, z = (rows @ kernel for rows in (pieces, blocks))
+    x, z = (rows @ kernel for rows in (np.concatenate(pieces), blocks))
     x, z = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, z))
-    return np.mean((x @ z.T).argmax(axis=1) == np.arange(len(x)))
+    own = np.repeat(np.arange(len(blocks)), pieces.shape[1])
+    return np.mean((x @ z.T).argmax(axis=1) == own)
 
 
 def test_discriminants_find_what_a_piece_shares_with_its_block():
     pieces, blocks = pairs(1)
-    kernel = discriminants(pieces, blocks, 6)
+    mean, kernel = discriminants(pieces, blocks, 6, shrinkage=0.2)
+    np.testing.assert_allclose(mean, (pieces.mean((0, 1)) + blocks.mean(0)) / 2)
     assert np.linalg.norm(kernel) ** 2 == pytest.approx(6)
-    unseen = [*pairs(2, count=100)]
+    unseen = pairs(2, count=100)
     assert share_found(kernel, *unseen) > 0.5
     assert share_found(principal_components(blocks, 6), *unseen) < 0.1
 
@@ -69,17 +75,43 @@ def test_discriminants_find_what_a_piece_shares_with_its_block():
 def test_discriminants_have_the_largest_ratios_of_covariances():
     """By the whitened problem that the generalised one is the same as."""
     pieces, blocks = pairs(3)
-    found = discriminants(pieces, blocks, 4)
-    within = sum(np.outer(row, row) for row in pieces - blocks) / len(pieces)
-    within += SHRINKAGE * np.diag(within).mean() * np.eye(20)
+    mean, found = discriminants(pieces, blocks, 4, shrinkage=0.7)
+    within, between = np.zeros((2, 20, 20))
+    for of_block, block in zip(pieces - mean, blocks - mean, strict=True):
+        for piece in of_block:
+            within += np.outer(piece - block, piece - block)
+            between += np.outer(piece, block) + np.outer(block, piece)
+    within += 0.7 * np.diag(within).mean() * np.eye(20)
     variances, axes = np.linalg.eigh(within)
     whiten = axes / np.sqrt(variances)
-    between = sum(np.outer(x, z) for x, z in zip(pieces, blocks, strict=True))
-    _, vectors = np.linalg.eigh(whiten.T @ (between + between.T) @ whiten)
+    _, vectors = np.linalg.eigh(whiten.T @ between @ whiten)
     expected = whiten @ vectors[:, ::-1][:, :4]
     lengths = np.linalg.norm(expected, axis=0) * np.linalg.norm(found, axis=0)
     cosines = np.abs((expected * found).sum(axis=0)) / lengths
     np.testing.assert_allclose(cosines, 1.0, atol=1e-9)
+
+
+def reciprocal_ranks(pieces, blocks, shrinkage):
+    """A slow twin: by NumPy's correlations, piece by piece."""
+    halves = [i % 2 for i in range(len(blocks))]
+    found = []
+    for own, half in enumerate(halves):
+        kept = [i for i, other in enumerate(halves) if other != half]
+        mean, kernel = discriminants(pieces[kept], blocks[kept], 6, shrinkage)
+        for piece in pieces[own]:
+            rows = (np.vstack([piece, blocks]) - mean) @ kernel
+            scores = np.corrcoef(rows)[0, 1:]
+            found.append(1 / (1 + sum(scores > scores[own])))
+    return np.mean(found)
+
+
+def test_the_shrinkage_is_that_by_which_unseen_blocks_are_found_best():
+    uneven, even = pairs(4, count=24), pairs(4, count=60, spread=[0.5] * 20)
+    for rows in (uneven, even):
+        best = max(SHRINKAGES, key=lambda shrinkage: reciprocal_ranks(*rows, shrinkage))
+        assert choose_shrinkage(*rows, 6) == best
+    # A covariance that is the same everywhere says nothing but noise.
+    assert choose_shrinkage(*uneven, 6) < 1 < choose_shrinkage(*even, 6)
 
 
 @pytest.fixture(scope="module")
