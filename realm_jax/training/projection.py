@@ -19,6 +19,7 @@ import scipy.linalg
 from absl import logging
 from jaxtyping import Float, PyTree
 
+from realm_jax import multihost
 from realm_jax.answering.search import embed_questions
 from realm_jax.data.batch_order import Stream, uniform
 from realm_jax.data.blocks import BlockStore
@@ -80,6 +81,12 @@ def fit_projection(
             f'features, for projection="{kind.value}", got {config.projection_size}; '
             'lower it or choose "random"'
         )
+    if kind is Projection.LDA and corpus.num_blocks < 2:
+        raise BadInputError(
+            'expected a corpus of at least 2 blocks for projection="lda", which is '
+            f"cross-validated on them, got {corpus.num_blocks}; choose "
+            '"pca" or "random"'
+        )
     count = min(NUM_SAMPLED, corpus.num_blocks)
     sample = np.linspace(0, corpus.num_blocks - 1, count).astype(np.int64)
     tower = retriever["tower" if config.shared else DOCUMENT_TOWER]
@@ -87,6 +94,8 @@ def fit_projection(
     if kind is Projection.LDA:
         pieces = _features_of_pieces(tower, config, corpus, sample, embed, query_length)
         shrinkage = choose_shrinkage(pieces, blocks, config.projection_size)
+        # Where two are as good, the last bit of a host must not choose another kernel.
+        shrinkage = multihost.from_first(shrinkage)
         logging.info("linear discriminants: a shrinkage of %g", shrinkage)
         mean, kernel = discriminants(pieces, blocks, config.projection_size, shrinkage)
     else:
@@ -147,6 +156,8 @@ def choose_shrinkage(
     count: int,
 ) -> float:
     """Returns the one of `SHRINKAGES` by which pieces find their blocks best.
+
+    There are two blocks at least.
 
     The criterion is the mean reciprocal rank of a piece's block, cross-validated in two
     folds of the blocks. A BERT that is no sentence encoder is served best by little

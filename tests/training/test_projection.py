@@ -1,6 +1,7 @@
 """The projection fitted to a corpus, against NumPy's singular values, and by rank."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -174,6 +175,12 @@ def started(world, folder, **changes):
     stage = Stage(config, KnowledgeEncoder)
     stage.close()
     return stage.state.params["retriever"]
+
+
+def test_discriminants_need_blocks_to_judge_them_by(config):
+    one = types.SimpleNamespace(num_blocks=1)
+    with refused("at least 2 blocks"):
+        fit_projection({}, config, one, EMBED, Projection.LDA, QUERY_LENGTH)
 
 
 @pytest.mark.parametrize("kind", ["pca", "lda"])
