@@ -166,16 +166,16 @@ def bootstrap_interval(
     Hinkley 1997, section 3.8).
 
     Of fewer than 30 values, or groups, it is Student's interval, for those of
-    resampling are too narrow then. Where all values are 0, or all are 1, it is Wilson's
-    score interval (1927). The same values give the same interval.
+    resampling are too narrow then; where values are 0 or 1 it is Wilson's score
+    interval (1927), which stays between them. Wilson's is also that of any number of
+    values that are all 0, or all 1. The same values give the same interval.
     """
     values = np.asarray(values, np.float64)
     sample = _Sample.of(values, groups)
-    if (values == values[0]).all() and values[0] in (0.0, 1.0):
+    is_few, is_rate = len(sample.sums) < _FEW, bool(np.isin(values, (0.0, 1.0)).all())
+    if is_rate and (is_few or sample.mean in (0.0, 1.0)):
         return sample.wilson_interval()
-    if len(sample.sums) < _FEW:
-        return sample.student_interval()
-    return sample.bootstrap()
+    return sample.student_interval() if is_few else sample.bootstrap()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,10 +236,14 @@ class _Sample:
         return self._interval(self.mean - width, self.mean + width)
 
     def wilson_interval(self) -> Interval:
-        """Returns Wilson's score interval of a rate of 0 or 1."""
-        square = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2.0) ** 2
-        width = square / (len(self.sums) + square)
-        return self._interval(*((0.0, width) if self.mean == 0.0 else (1 - width, 1.0)))
+        """Returns Wilson's score interval of a rate, a group counting as one value."""
+        count = len(self.sums)
+        z = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2.0)
+        shrink = count / (count + z**2)
+        centre = shrink * self.mean + (1.0 - shrink) / 2.0
+        variance = self.mean * (1.0 - self.mean) + z**2 / (4.0 * count)
+        width = shrink * z * math.sqrt(variance / count)
+        return self._interval(max(0.0, centre - width), min(1.0, centre + width))
 
     def _interval(self, low: float, high: float) -> Interval:
         groups = len(self.sums) if self.is_grouped else None

@@ -238,18 +238,25 @@ def test_values_that_are_no_measurements_are_refused():
         paired_bootstrap_difference(np.ones(3), np.ones(4))
 
 
-def test_a_rate_that_never_varied_is_not_known_exactly():
-    for rate in (0.0, 1.0):
-        interval = bootstrap_interval(np.full(262, rate))
-        expected = scipy.stats.binomtest(int(262 * rate), 262).proportion_ci(
-            0.95, method="wilson"
-        )
-        assert interval.mean == rate
-        assert interval.low == pytest.approx(expected.low, abs=1e-12)
-        assert interval.high == pytest.approx(expected.high, abs=1e-12)
-        # A difference of equal pairs has no such story.
-        same = paired_bootstrap_difference(np.full(262, rate), np.full(262, rate))
-        assert (same.low, same.high) == (0.0, 0.0)
+@pytest.mark.parametrize(("hits", "count"), [(0, 262), (262, 262), (3, 20), (1, 1)])
+def test_rates_of_few_values_and_rates_that_never_vary_have_wilsons_interval(
+    hits, count
+):
+    values = np.float64(np.arange(count) < hits)
+    interval = bootstrap_interval(values)
+    expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
+    assert interval.mean == hits / count
+    assert interval.low == pytest.approx(expected.low, abs=1e-12)
+    assert interval.high == pytest.approx(expected.high, abs=1e-12)
+    assert 0.0 <= interval.low <= interval.high <= 1.0
+    # A group counts as one value.
+    grouped = bootstrap_interval(np.repeat(values, 4), np.repeat(np.arange(count), 4))
+    assert (grouped.low, grouped.high) == (interval.low, interval.high)
+
+
+def test_equal_pairs_differ_by_nothing():
+    same = paired_bootstrap_difference(np.ones(262), np.ones(262))
+    assert (same.low, same.high) == (0.0, 0.0)
 
 
 # Written by pytrec_eval, of scores without ties and grades from -1 to 3.
