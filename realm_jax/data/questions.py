@@ -41,7 +41,8 @@ class Question:
     """A question as read from its file.
 
     Attributes:
-      id: identifies the question; predictions are joined with references by it.
+      id: identifies the question; predictions are joined with references by it. One
+        that has none is called by its row.
       index: its row in the file or set, counted from 0 without blank lines.
       answers: acceptable answers, at least one.
       split: train, dev, test or any other name in the file.
@@ -64,11 +65,16 @@ def read_questions(
     """Reads a JSON-lines file of questions, local or gs://, plain or gzipped (`.gz`).
 
     Args:
-      path: lines with the fields id, question, answers (a list of texts) and split,
-        and optionally title, topic and answers_are_patterns (true or false).
+      path: lines with the fields question, answers (a list of texts) and split, and
+        optionally id, title, topic and answers_are_patterns (true or false).
+      split: of which questions are wanted, None for all. A file in which no question
+        has a split is all of this one.
     """
     name = os.fspath(path)
-    questions = list(parse_records(name, records_of(name)))
+    records = list(records_of(name))
+    if split is not None and not any("split" in record for _, record in records):
+        records = [(line, {**record, "split": split}) for line, record in records]
+    questions = list(parse_records(name, records))
     splits = sorted({question.split for question in questions})
     kept = [q for q in questions if split is None or q.split == split]
     if not kept:
@@ -272,8 +278,13 @@ def _parse_question(record: dict[str, Any], place: str, index: int) -> Question:
             f"{place}: expected 'answers_are_patterns' to be true or false, got "
             f"{are_patterns!r:.60}; correct the line."
         )
+    if "split" not in record:
+        raise BadInputError(
+            f"{place}: expected a 'split', train, dev or test, got none; name one in "
+            "each line, or let `realm init` divide the questions."
+        )
     return Question(
-        id=text_field(record, "id", place),
+        id=_optional_text(record, "id", place) or f"question-{index + 1}",
         index=index,
         question=text_field(record, "question", place),
         answers=answers_field(record, "answers", place),

@@ -13,7 +13,6 @@ from realm_jax.data.questions import (
     Question,
     describe_unknown_titles,
     parse_records,
-    read_questions,
     records_of,
     write_questions,
 )
@@ -125,7 +124,7 @@ class Questions:
     """Questions of a chain.
 
     Attributes:
-      are_new: whether ids or splits were given to them, so that they are to be written.
+      are_new: whether splits were given to them, so that they are to be written.
     """
 
     path: str
@@ -134,21 +133,16 @@ class Questions:
 
     @classmethod
     def read(cls, path: str) -> "Questions":
-        """Reads questions that may lack ids and splits."""
+        """Reads questions that may lack splits."""
         records = list(records_of(path))
         if not records:
             raise BadInputError(
                 f"expected questions in {path}, got none; give a JSON object a line "
                 "with question and answers"
             )
-        lacking = [
-            name
-            for name in ("id", "split")
-            if any(name not in record for _, record in records)
-        ]
-        if not lacking:
-            return cls(path, read_questions(path), are_new=False)
-        return cls(path, list(parse_records(path, _completed(records))), are_new=True)
+        are_new = any("split" not in record for _, record in records)
+        divided = _divided(records) if are_new else records
+        return cls(path, list(parse_records(path, divided)), are_new)
 
     def write(self) -> None:
         """Writes them to `path`."""
@@ -159,10 +153,10 @@ class Questions:
         return sum(question.split == split for question in self.questions)
 
 
-def _completed(
+def _divided(
     records: Sequence[tuple[int, dict[str, Any]]],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields records of questions with ids and splits where they have none."""
+    """Yields records of questions with splits where they have none."""
     texts = [_asked(str(record.get("question"))) for _, record in records]
     # By a hash, so that the order of the file does not matter; the shares are exact.
     # A question that is asked twice is in one split.
@@ -173,9 +167,8 @@ def _completed(
         share = (place + 0.5) / len(order)
         index = next(i for i, end in enumerate(ends) if share < end or end == ends[-1])
         splits[text] = list(_SHARES)[index]
-    for row, (text, (number, record)) in enumerate(zip(texts, records, strict=True)):
-        defaults = {"id": f"question-{row + 1}", "split": splits[text]}
-        yield number, {**defaults, **record}
+    for text, (number, record) in zip(texts, records, strict=True):
+        yield number, {"split": splits[text], **record}
 
 
 def _asked(question: str) -> str:

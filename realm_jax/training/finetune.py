@@ -169,6 +169,8 @@ class FinetuneConfig(StageConfig):
       num_embedded: number of the best retrieved blocks that an update embeds itself, so
         that the document tower is trained through them; the others keep the embeddings
         of the index. 0 trains no separate document tower.
+      frozen: paths of further parameters that are not trained, such as
+        "retriever/query_tower".
       questions: JSON lines of questions by which a checkpoint is chosen, or "" for the
         last one.
       questions_split: their split; never the one that is trained on.
@@ -198,6 +200,7 @@ class FinetuneConfig(StageConfig):
     refresh_mode: str = "off"
     refresh_period: int = 500
     num_embedded: int = 0
+    frozen: tuple[str, ...] = ()
     questions: str = ""
     questions_split: str = "dev"
     max_questions: int | None = None
@@ -215,6 +218,7 @@ class FinetuneConfig(StageConfig):
             early_stopping=ranges.whole(1).or_none(),
             refresh_period=ranges.whole(1),
             num_embedded=ranges.whole(0),
+            frozen=ranges.TEXTS,
             more_tasks=_SHARES,
         )
         self.answering()  # Checks the settings that both have.
@@ -256,11 +260,12 @@ class FinetuneConfig(StageConfig):
                 f"{self.searcher!r}: rows of a ScaNN index cannot be replaced; change "
                 "one of them"
             )
-        if self.is_refreshed and frozen_parameters(self):
+        if self.is_refreshed and not _trains_documents(self):
             raise BadInputError(
-                "expected NUM_EMBEDDED above 0, or one shared tower, with REFRESH_MODE="
-                f'"{self.refresh_mode}", got 0 with two towers: the document tower '
-                "would not change, and its index be made again for nothing"
+                "expected NUM_EMBEDDED above 0, or one shared tower, and neither "
+                f'FROZEN, with REFRESH_MODE="{self.refresh_mode}", got '
+                f"{self.num_embedded} with FROZEN={list(self.frozen)}: the document "
+                "tower would not change, and its index be made again for nothing"
             )
 
     @property
@@ -423,14 +428,20 @@ def _train(
 
 
 def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
-    """Returns the path of the document tower; none if it is shared or trained.
+    """Returns the configured paths, and a document tower of its own without gradient.
 
-    A shared tower trains in any case. Without a refresh only its index is frozen: the
-    query side moves away from the index it searches, as in the authors' code.
+    A shared tower has one. Without a refresh only its index is frozen: the query side
+    moves away from the index it searches, as in the authors' code.
     """
     shared = config.models.retriever_config(vocab_size=1).shared
-    is_trained = shared or config.num_embedded
-    return () if is_trained else ("retriever/document_tower",)
+    has_gradient = shared or config.num_embedded
+    return (*config.frozen, *(() if has_gradient else ("retriever/document_tower",)))
+
+
+def _trains_documents(config: FinetuneConfig) -> bool:
+    """Returns whether updates change what embeds the documents."""
+    towers = {"retriever", "retriever/document_tower", "retriever/tower"}
+    return towers.isdisjoint(frozen_parameters(config))
 
 
 def make_index(
@@ -451,7 +462,7 @@ def frozen_index(
 ) -> FrozenIndex:
     """Returns the index of a run without a refresh, which is still to be opened."""
     source = stage.index_source(config.searcher, config.embed)
-    trained = "" if frozen_parameters(config) else "shared tower"
+    trained = "shared tower" if _trains_documents(config) else ""
     return FrozenIndex(stage, source, stop, trained)
 
 

@@ -20,8 +20,7 @@ from realm_jax.errors import BadInputError
 CLIPS = ("joint", "per_model")
 
 _RETRIEVER_RATE = ranges.POSITIVE._replace(
-    advice="to train the reader alone, set pretrain.PretrainConfig.frozen = "
-    "('retriever',)"
+    advice="to train the reader alone, set FROZEN = ['retriever']"
 )
 
 
@@ -206,8 +205,7 @@ def _require_paths(params: PyTree, frozen: tuple[str, ...]) -> None:
             alike = difflib.get_close_matches(path, sorted(known)) or sorted(params)
             raise BadInputError(
                 f"expected parameters at or below {path!r} to freeze, found none; "
-                f"the closest are {', '.join(alike)}: correct "
-                "pretrain.PretrainConfig.frozen"
+                f"the closest are {', '.join(alike)}: correct FROZEN"
             )
 
 

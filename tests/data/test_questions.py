@@ -60,6 +60,7 @@ def test_a_wrong_line_is_named(tmp_path):
         (SECOND | {"question": None}, ":2: expected 'question' to be a text, got None"),
         (SECOND | {"id": 7}, ":2: expected 'id' to be a text, got 7"),
         (SECOND | {"split": ""}, ":2: expected 'split'"),
+        ({"question": "?", "answers": ["a"]}, ":2: expected a 'split', train, dev or"),
         (SECOND | {"answers_are_patterns": 1}, ":2: expected 'answers_are_patterns'"),
         (SECOND | {"id": "a"}, ":2: expected an id of its own, got 'a' as on line 1"),
     ]:
@@ -72,6 +73,16 @@ def test_a_wrong_line_is_named(tmp_path):
         read_questions(path, "test")
     with refused("got none"):
         read_questions(write(tmp_path, ""))
+
+
+def test_a_file_without_ids_and_splits_is_of_the_split_that_is_asked_for(tmp_path):
+    asked = [{"question": f"Who drew {n}?", "answers": ["Karel"]} for n in "abc"]
+    questions = read_questions(write(tmp_path, *asked), "test")
+    assert [q.split for q in questions] == ["test"] * 3
+    assert [q.id for q in questions] == ["question-1", "question-2", "question-3"]
+    # A single split says that the others were forgotten.
+    with refused(":1: expected a 'split'"):
+        read_questions(write(tmp_path, asked[0], FIRST), "test")
 
 
 def test_arrays_hold_question_and_answers(small_store):

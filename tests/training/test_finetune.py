@@ -171,6 +171,23 @@ def test_a_shared_tower_trains_over_the_index_it_started_with(
         finetune.run(config, silent, NEVER)
 
 
+def test_a_frozen_retriever_stays_to_the_last_bit_and_so_does_its_index(
+    world, tmp_path
+):
+    config = tiny_world.finetune_config(
+        world, tmp_path, models=tiny_world.models(shared=True), frozen=("retriever",)
+    )
+    stop_run(finetune, config, 1)
+    params, index = params_of(tmp_path), index_of(tmp_path)
+    # The one tower does not move, so the same index can be made again.
+    shutil.rmtree(tmp_path / "index")
+    assert finetune.run(config, silent, NEVER)
+    np.testing.assert_array_equal(index, index_of(tmp_path))
+    changed = differing(params, params_of(tmp_path))
+    assert changed
+    assert all(name.startswith("reader/") for name in changed)
+
+
 def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
     world, fine_tuned, tmp_path, monkeypatch
 ):

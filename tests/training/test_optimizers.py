@@ -160,5 +160,5 @@ def test_impossible_settings_are_refused():
     with refused(r"warmup_steps must lie in 0\.\.10 .* 11;"):
         OptimizerConfig(warmup_steps=11, total_steps=10)
     # Instead of a rate of 0, freezing is named.
-    with refused(r"above 0, got 0\.0; .*frozen"):
+    with refused(r"above 0, got 0\.0; .*FROZEN"):
         OptimizerConfig(retriever_rate=0.0)
