@@ -51,7 +51,7 @@ def main() -> None:
     search = retriever.corpus_search(corpus, index, batch_size=32)
     depth = min(DEPTH, corpus.num_blocks)
     retrieved = np.asarray(search.search(probe.ids, depth).ids)
-    by_words = BM25Index(corpus).search(probe.texts, depth)
+    by_words = np.asarray(BM25Index(corpus).search(probe.texts, depth).ids)
     everything = range(len(probe.texts))
 
     def judge(first: np.ndarray, weight: float) -> np.ndarray:

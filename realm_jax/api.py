@@ -57,15 +57,21 @@ class Model:
         self.num_read = search.num_read if is_read else 0
 
     @overload
-    def answer(self, questions: str, k: int | None = None) -> Answer: ...
+    def answer(
+        self, questions: str, k: int | None = None, *, hybrid: bool = False
+    ) -> Answer: ...
 
     @overload
     def answer(
-        self, questions: Iterable[str], k: int | None = None
+        self, questions: Iterable[str], k: int | None = None, *, hybrid: bool = False
     ) -> list[Answer]: ...
 
     def answer(
-        self, questions: str | Iterable[str], k: int | None = None
+        self,
+        questions: str | Iterable[str],
+        k: int | None = None,
+        *,
+        hybrid: bool = False,
     ) -> Answer | list[Answer]:
         """Answers a question, or several in batches: a list in their order.
 
@@ -75,6 +81,9 @@ class Model:
         Only a fine-tuned model answers. Text beyond its length is cut. `k` documents
         are listed with each answer, 1 to `num_read`; None for all. It does not change
         the answer, which is from all blocks that were read.
+
+        A `hybrid` answer is read from the blocks with the highest sum of f(x, z) and
+        BM25's score (`answering/hybrid.py`), and `score` is that sum.
         """
         if not isinstance(self._search, Answerer):
             raise BadInputError(
@@ -84,7 +93,10 @@ class Model:
         texts, single = _texts(questions)
         k = require_within(self.num_read if k is None else k, self.num_read, "read")
         # An empty list would make a batch of a shape the models cannot take.
-        found = _sized(self._search, texts).answer(texts) if texts else []
+        answerer = _sized(self._search, texts)
+        if hybrid:
+            answerer = dataclasses.replace(answerer, words=self._bm25)
+        found = answerer.answer(texts) if texts else []
         answers = [
             dataclasses.replace(answer, documents=answer.documents[:k])
             for answer in found
@@ -141,7 +153,7 @@ class Model:
         found = search.search(search.question_ids(checked), depth)
         if hybrid:
             by_words = self._bm25.search(checked, depth)
-            found = fuse(np.asarray(found.ids), by_words, k)
+            found = fuse(np.asarray(found.ids), np.asarray(by_words.ids), k)
         documents = [
             search.documents(ids, scores)
             for ids, scores in zip(found.ids, found.scores, strict=True)

@@ -167,12 +167,27 @@ def test_searches_and_embeddings_equal_a_sort(model, trained, world, questions):
 def test_a_hybrid_search_fuses_it_with_bm25(model, questions):
     count = model.corpus.num_blocks
     retrieved = [[d.block_id for d in one] for one in model.search(questions, k=count)]
-    by_words = BM25Index(model.corpus).search(questions, count)
+    by_words = BM25Index(model.corpus).search(questions, count).ids
     expected = fuse(np.array(retrieved), by_words, 3)
     found = model.search(questions, k=3, hybrid=True)
     assert [[d.block_id for d in one] for one in found] == expected.ids.tolist()
     scores = [[d.score for d in one] for one in found]
     np.testing.assert_allclose(scores, expected.scores, rtol=1e-6)
+
+
+def test_a_hybrid_answer_is_read_from_the_highest_sums(model, questions):
+    count = model.corpus.num_blocks
+    by_words = np.maximum(BM25Index(model.corpus).scores(questions), 0.0)
+    found = model.search(questions, k=count)
+    answers = model.answer(questions, hybrid=True)
+    for documents, lexical, answer in zip(found, by_words, answers, strict=True):
+        scores = np.empty(count)
+        scores[[d.block_id for d in documents]] = [d.score for d in documents]
+        scores += scores.std() * lexical / lexical.max()
+        best = np.argsort(-scores)[: model.num_read]
+        assert [d.block_id for d in answer.documents] == best.tolist()
+        got = [d.score for d in answer.documents]
+        np.testing.assert_allclose(got, scores[best], rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_is_its_questions_one_by_one(model, questions):

@@ -1,13 +1,13 @@
 """BM25 over the words of a corpus, and its fusion with a retriever.
 
 Words find rare names that a retriever has never seen, and embeddings find paraphrases.
-Each ranks the blocks by itself; the fusion needs neither's scores, so that any searcher
-can take part.
+Each searches by itself, so that any searcher can take part. A search fuses their ranks;
+what is read for an answer has the sum of their scores, for the reader weighs f(x, z).
 """
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -49,14 +49,12 @@ class BM25Index:
             self._index = bm25s.BM25(method="lucene", k1=_K1, b=_B, backend="numpy")
             self._index.index(words, show_progress=False)
 
-    def search(
-        self, questions: Sequence[str], k: int
-    ) -> Int[np.ndarray, "question neighbour"]:
+    def search(self, questions: Sequence[str], k: int) -> Neighbours:
         """Returns the k best blocks of each question, best first.
 
         The id is -1 where no further block shares a word with the question.
         """
-        found = np.full((len(questions), k), NULL_BLOCK, np.int64)
+        found = _nothing(len(questions), k)
         if self._index is None or not questions:
             return found
         ids, scores = self._index.retrieve(
@@ -65,7 +63,9 @@ class BM25Index:
             show_progress=False,
             backend_selection="numpy",
         )
-        found[:, : ids.shape[1]] = np.where(scores > 0.0, ids, NULL_BLOCK)
+        is_found = scores > 0.0
+        found.ids[:, : ids.shape[1]] = np.where(is_found, ids, NULL_BLOCK)
+        found.scores[:, : ids.shape[1]] = np.where(is_found, scores, -np.inf)
         return found
 
     def scores(self, questions: Sequence[str]) -> Float[np.ndarray, "question block"]:
@@ -98,9 +98,8 @@ def fuse(
     (Cormack et al. 2009), its rank counted from 1. Ids of -1 are no blocks. Returns the
     k best of each question; the smaller id is first where two are equal.
     """
-    ids = np.full((len(retrieved), k), NULL_BLOCK, np.int64)
-    scores = np.full((len(retrieved), k), -np.inf, np.float32)
-    for row, rankings in enumerate(zip(retrieved, by_words, strict=True)):
+    totals = []
+    for rankings in zip(retrieved, by_words, strict=True):
         total: dict[int, float] = {}
         for ranking, weight in zip(rankings, (1.0, bm25_weight), strict=True):
             seen = {NULL_BLOCK}
@@ -110,7 +109,63 @@ def fuse(
                     seen.add(block)
                     score = weight / (_RANK_OFFSET + rank)
                     total[block] = total.get(block, 0.0) + score
+        totals.append(total)
+    return _best_of(totals, k)
+
+
+def add_scores(
+    retrieved: Neighbours,
+    by_words: Neighbours,
+    spread: Float[np.ndarray, " question"],
+    k: int,
+) -> Neighbours:
+    """Adds BM25's scores to those of a retriever, in whose units they then are.
+
+    A block's score is f(x, z) + spread * bm25 / the highest bm25 of the question. What
+    the retriever did not find counts as the last that it found. `spread` is the
+    standard deviation of f(x, z) over the corpus. Returns the k best of each question;
+    the smaller id is first where two are equal.
+    """
+    totals = []
+    for nearest, lexical, width in zip(
+        _scores_by_block(retrieved), _scores_by_block(by_words), spread, strict=True
+    ):
+        last = min(nearest.values(), default=0.0)
+        most = max(lexical.values(), default=1.0)
+        totals.append(
+            {
+                block: nearest.get(block, last)
+                + float(width) * lexical.get(block, 0.0) / most
+                for block in {**nearest, **lexical}
+            }
+        )
+    return _best_of(totals, k)
+
+
+def _scores_by_block(found: Neighbours) -> list[dict[int, float]]:
+    rows = zip(np.asarray(found.ids), np.asarray(found.scores), strict=True)
+    return [
+        {
+            block: score
+            for block, score in zip(ids.tolist(), scores.tolist(), strict=True)
+            if block != NULL_BLOCK
+        }
+        for ids, scores in rows
+    ]
+
+
+def _best_of(totals: Sequence[Mapping[int, float]], k: int) -> Neighbours:
+    """Returns the k best blocks of each question, by their scores."""
+    found = _nothing(len(totals), k)
+    for row, total in enumerate(totals):
         best = sorted(total.items(), key=lambda item: (-item[1], item[0]))[:k]
         for place, (block, score) in enumerate(best):
-            ids[row, place], scores[row, place] = block, score
-    return Neighbours(ids, scores)
+            found.ids[row, place], found.scores[row, place] = block, score
+    return found
+
+
+def _nothing(num_questions: int, k: int) -> Neighbours:
+    shape = (num_questions, k)
+    return Neighbours(
+        np.full(shape, NULL_BLOCK, np.int64), np.full(shape, -np.inf, np.float32)
+    )

@@ -21,11 +21,13 @@ from jaxtyping import Bool, Float, Int, PyTree, Shaped
 
 from realm_jax import multihost
 from realm_jax.answering.answers import Answer, ReadDocument
+from realm_jax.answering.hybrid import DEPTH, BM25Index, add_scores
 from realm_jax.answering.search import (
     CorpusSearch,
     batches_by_length,
     fill,
     padded_lengths,
+    search_embedded,
 )
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.words import PieceEdges, piece_edges
@@ -63,6 +65,8 @@ class Answerer(CorpusSearch):
       num_read: blocks that are read per question (5 in the paper).
       marginalization: combination of retrieval and reading, as in training.
       retrieval_weight: factor of f(x, z) in this combination.
+      words: BM25 over the corpus, whose scores are added to f(x, z); None for f(x, z)
+        alone.
       mesh: mesh over whose devices questions are split when they are read, `batch_size`
         on each, so that an answer does not depend on how many devices there are; all
         its processes ask the same questions, and get the same answers. None for one
@@ -73,12 +77,34 @@ class Answerer(CorpusSearch):
     num_read: int
     marginalization: AnswerMarginalization
     retrieval_weight: float = 1.0
+    words: BM25Index | None = None
     mesh: Mesh | None = None
 
     def answer(self, questions: Sequence[str]) -> list[Answer]:
         """Answers questions, in the given order."""
         ids = self.question_ids(questions)
-        return self.read(questions, ids, self.search(ids, self.num_read))
+        return self.read(questions, ids, self.find(questions, ids))
+
+    def find(
+        self, questions: Sequence[str], question_ids: Int[np.ndarray, "question query"]
+    ) -> Neighbours:
+        """Returns the `num_read` best blocks of each question, with their scores."""
+        if self.words is None:
+            return self.search(question_ids, self.num_read)
+        embeddings = self.embed(question_ids)
+        found = search_embedded(
+            self.searcher, embeddings, self._depth, batch_size=self.batch_size
+        )
+        spread = (embeddings @ self.searcher.sample().T).std(axis=1)
+        by_words = self.words.search(questions, self._depth)
+        return add_scores(found, by_words, spread, self.num_read)
+
+    @property
+    def _depth(self) -> int:
+        """Number of blocks that are searched for, some of which are read."""
+        if self.words is None:
+            return self.num_read
+        return max(self.num_read, min(DEPTH, self.corpus.num_blocks))
 
     def compile(self, stop: threading.Event | None = None) -> None:
         """Compiles what questions and blocks of any length run, until `stop` is set.
@@ -89,9 +115,7 @@ class Answerer(CorpusSearch):
         for length in padded_lengths(query):
             if stop is not None and stop.is_set():
                 return
-            self.search(
-                (np.arange(query) < length)[None].astype(np.int32), self.num_read
-            )
+            self.search((np.arange(query) < length)[None].astype(np.int32), self._depth)
         for length in padded_lengths(self.lengths.joined):
             if stop is not None and stop.is_set():
                 return

@@ -14,8 +14,10 @@ by the pre-trained model, [MASK] being a wordpiece, and "[MASK=1989]" gives the
 probability of words. Documents and their probabilities show what reading does.
 
 It prints the answer, in whole words of the text, with the documents it was found in and
-their probabilities. It answers from the newest version of the corpus; a version that
-`realm update-corpus` makes meanwhile is used from the next question on. Ctrl-C ends it.
+their probabilities. With --hybrid documents are found by their words as well, with
+BM25, which first counts those of the whole corpus. It answers from the newest version
+of the corpus; a version that `realm update-corpus` makes meanwhile is used from the
+next question on. Ctrl-C ends it.
 
 Gin files may stand in place of RUN, with the settings below and no options but --json
 and --import_module.
@@ -76,6 +78,9 @@ def _make_parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print an object a line for each answer"
     )
     parser.add_argument(
+        "--hybrid", action="store_true", help="search by words as well, with BM25"
+    )
+    parser.add_argument(
         "--port", type=recorded_run.whole_number, default=0, help="serve a page there"
     )
     parser.add_argument(
@@ -107,6 +112,7 @@ def _recorded(flags: argparse.Namespace) -> ask.AskConfig:
     return recorded.ask_config(
         flags.run,
         recorded_run.given(flags),
+        hybrid=flags.hybrid,
         port=flags.port,
         host=flags.host,
         allowed_hosts=flags.allow_host,

@@ -104,7 +104,7 @@ def _make_parser() -> argparse.ArgumentParser:
         default="",
         metavar="NAMES",
         help="whose blocks the fine-tuned reader reads, too: of closed_book, random, "
-        "bm25, starting_point and oracle, with commas between them",
+        "bm25, hybrid, starting_point and oracle, with commas between them",
     )
     parser.add_argument(
         "--starting_point",

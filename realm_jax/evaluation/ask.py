@@ -21,6 +21,7 @@ from typing import Any
 
 from realm_jax import ranges
 from realm_jax.answering.answers import Answer
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.answering.masks import MaskFiller, has_mask
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
@@ -84,6 +85,7 @@ class AskConfig:
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether `corpus` may differ from the one the model was
         trained on, with the same vocabulary.
+      hybrid: whether BM25's scores are added to the retriever's.
       poll_seconds: interval of checks for a newer version, in seconds.
       allowed_hosts: names that browsers may know the page by, beside localhost and the
         address that it is served on.
@@ -101,6 +103,7 @@ class AskConfig:
     searcher: str = "device"
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     allow_corpus_mismatch: bool = False
+    hybrid: bool = False
     poll_seconds: float = 2.0
     allowed_hosts: Sequence[str] = ()
 
@@ -337,6 +340,9 @@ class AnswerService:
 
     def _warm(self, corpus: BlockStore, index: LoadedIndex) -> Version:
         answerer = self._model.corpus_search(corpus, index, batch_size=1)
+        if self._config.hybrid:
+            self._note(f"counting the words of {corpus.num_blocks:,} blocks")
+            answerer = dataclasses.replace(answerer, words=BM25Index(corpus))
         answerer.answer([_WARM_UP])
         return Version(answerer, index, self._model.run.step)
 

@@ -15,6 +15,7 @@ from realm_jax.evaluation.comparisons import (
     ControlComparison,
     ControlFigure,
     MaskedAccuracy,
+    fused_name,
     recall_name,
 )
 from realm_jax.evaluation.report_data import (
@@ -209,12 +210,16 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             f"{percent(errors.wrong_span.mean)} and prefers a block without one in "
             f"{percent(errors.wrong_block.mean)}.",
         )
-    if gain := data.same_reader.find_change(BM25, AFTER_FINETUNING, EXACT_MATCH):
-        yield Finding(
-            _side(gain),
-            "With the retriever's blocks in place of BM25's, exact match of the same "
-            f"reader differs by {_measured(gain)}.",
-        )
+    for other, change in (
+        (BM25, "With the retriever's blocks in place of BM25's"),
+        (fused_name(AFTER_FINETUNING), "Without BM25's scores beside the retriever's"),
+    ):
+        if gain := data.same_reader.find_change(other, AFTER_FINETUNING, EXACT_MATCH):
+            yield Finding(
+                _side(gain),
+                f"{change}, exact match of the same reader differs by "
+                f"{_measured(gain)}.",
+            )
     seen = {row.label: row.metrics for row in data.overlaps}.get(Overlap.QUESTION.value)
     if seen:
         count = seen[EXACT_MATCH].count

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from realm_jax.answering.answers import Answer, ReadDocument
+from realm_jax.answering.hybrid import BM25Index
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.examples import Examples
 from realm_jax.data.questions import Question
@@ -259,6 +260,7 @@ class Baseline(enum.StrEnum):
       CLOSED_BOOK: nothing is read; the most frequent answer of the training questions.
       RANDOM: blocks drawn at random.
       BM25: the best by `BM25Index.search`.
+      HYBRID: the best by the sum of its scores and the fine-tuned retriever's.
       STARTING_POINT: the retriever before training.
       ORACLE: a single block, the first of those retrieved that contains an answer.
     """
@@ -266,6 +268,7 @@ class Baseline(enum.StrEnum):
     CLOSED_BOOK = "closed_book"
     RANDOM = "random"
     BM25 = "bm25"
+    HYBRID = "hybrid"
     STARTING_POINT = "starting_point"
     ORACLE = "oracle"
 
@@ -279,6 +282,7 @@ _BASELINE_LABELS = {
     Baseline.CLOSED_BOOK: "closed book",
     Baseline.RANDOM: comparisons.RANDOM_BLOCKS,
     Baseline.BM25: comparisons.BM25,
+    Baseline.HYBRID: comparisons.fused_name(comparisons.AFTER_FINETUNING),
     Baseline.STARTING_POINT: comparisons.BEFORE_TRAINING,
     Baseline.ORACLE: "oracle block",
 }
@@ -307,6 +311,14 @@ class SameReader:
         queries = np.asarray(self.answerer.embed(question_ids), np.float32)
         scores = np.einsum("qd,qkd->qk", queries, documents)
         found = Neighbours(ids, np.where(ids == NULL_BLOCK, -np.inf, scores))
+        return judge_blocks(self.answerer, self.questions, question_ids, found)
+
+    def read_hybrid(self, words: BM25Index) -> OpenQaEvaluation:
+        """Answers each question as with `words` in the answerer."""
+        texts = [question.question for question in self.questions]
+        question_ids = self.answered.question_ids
+        answerer = dataclasses.replace(self.answerer, words=words)
+        found = answerer.find(texts, question_ids)
         return judge_blocks(self.answerer, self.questions, question_ids, found)
 
     def read_random(self) -> OpenQaEvaluation:

@@ -120,9 +120,9 @@ class EvaluateConfig:
       max_bm25_blocks: the largest corpus that is read for comparison, by BM25 and for
         the recall of random blocks; 0 leaves these out.
       baselines: whose blocks the fine-tuned reader reads, too: "closed_book" (none; the
-        most frequent answer of the training questions), "random", "bm25",
-        "starting_point" (its retriever's) and "oracle" (one that has the answer). Each
-        takes as long as answering the questions.
+        most frequent answer of the training questions), "random", "bm25", "hybrid"
+        (those of `realm ask --hybrid`), "starting_point" (its retriever's) and "oracle"
+        (one that has the answer). Each takes as long as answering the questions.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
@@ -349,10 +349,15 @@ class _Evaluation:
 
     def _require_few_blocks(self) -> None:
         limit, found = self._config.max_bm25_blocks, self._corpus.num_blocks
-        if Baseline.BM25 in self._config.baselines and found > limit:
+        by_words = [
+            name
+            for name in self._config.baselines
+            if name in (Baseline.BM25, Baseline.HYBRID)
+        ]
+        if by_words and found > limit:
             raise BadInputError(
                 f"expected at most {limit:,} blocks (MAX_BM25_BLOCKS) for the baseline "
-                f"{Baseline.BM25.value!r}, got {found:,}; leave it out, or raise the "
+                f"{by_words[0]!r}, got {found:,}; leave it out, or raise the "
                 "limit if the words of all blocks fit into memory"
             )
 
@@ -377,10 +382,14 @@ class _Evaluation:
         )
 
     @functools.cached_property
+    def _words(self) -> BM25Index:
+        return BM25Index(self._corpus)
+
+    @functools.cached_property
     def _bm25(self) -> np.ndarray:
         """The blocks that BM25 finds for each question."""
         texts = [question.question for question in self._questions.questions]
-        return BM25Index(self._corpus).search(texts, max(RECALL_AT))
+        return np.asarray(self._words.search(texts, max(RECALL_AT)).ids)
 
     def _same_reader(
         self,
@@ -400,6 +409,7 @@ class _Evaluation:
             ),
             Baseline.RANDOM: reader.read_random,
             Baseline.BM25: lambda: reader.read(self._bm25),
+            Baseline.HYBRID: lambda: reader.read_hybrid(self._words),
             Baseline.STARTING_POINT: lambda: reader.read(self._found_before_training()),
             Baseline.ORACLE: reader.read_oracle,
         }

@@ -285,6 +285,19 @@ def test_one_question_on_the_command_line(finished, realm):
         assert document.title in said
 
 
+def test_a_hybrid_answer_is_that_of_the_library(finished, realm):
+    question = "When was Town7 founded?"
+    found = json.loads(realm("ask", finished, "--hybrid", "--json", question))
+    answer = realm_jax.load(finished).answer(question, hybrid=True)
+    assert found["answer"] == answer.text
+    assert [d["block"] for d in found["documents"]] == [
+        document.block_id for document in answer.documents
+    ]
+    # Embeddings alone find other blocks.
+    plain = json.loads(realm("ask", finished, "--json", question))
+    assert plain["documents"] != found["documents"]
+
+
 def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, realm):
     sentence = "Town5 was founded in [MASK=1050] by Karel Dorm."
     told = json.loads(realm("ask", finished, sentence, "--json"))

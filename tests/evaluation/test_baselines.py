@@ -31,7 +31,7 @@ def measured(corpus, questions, recall_at, max_blocks):
         questions,
         recall_at=recall_at,
         max_blocks=max_blocks,
-        bm25=lambda: BM25Index(corpus).search(texts, max(recall_at)),
+        bm25=lambda: BM25Index(corpus).search(texts, max(recall_at)).ids,
     )
 
 

@@ -262,7 +262,7 @@ def test_baselines_are_judged_as_the_retriever_is(report, asked):
     store, questions, relevant = asked
     rows = {row.label: row.metrics for row in report[0].comparison.baselines}
     assert list(rows) == ["random blocks", "BM25"]
-    found = BM25Index(store).search([q.question for q in questions], 20)
+    found = BM25Index(store).search([q.question for q in questions], 20).ids
     draw = np.random.default_rng(0)
     orders = [draw.permutation(store.num_blocks) for _ in range(400)]
     for k in (1, 5, 20):

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+import realm_jax
 from realm_jax.answering.hybrid import BM25Index
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import read_questions
@@ -79,7 +80,7 @@ def read_in(line):
 def test_each_row_reads_the_blocks_of_its_baseline(stages, config, report):
     store = BlockStore.open(stages[0].corpus)
     texts = [q.question for q in read_questions(config.questions, "dev")]
-    by_words = BM25Index(store).search(texts, NUM_READ)
+    by_words = BM25Index(store).search(texts, NUM_READ).ids
     by_chance = random_blocks(len(texts), store.num_blocks, NUM_READ)
     for baseline, found in (("bm25", by_words), ("random", by_chance)):
         for line, blocks in zip(lines_of(config, baseline), found, strict=True):
@@ -93,6 +94,17 @@ def test_each_row_reads_the_blocks_of_its_baseline(stages, config, report):
         for body, line in zip(bodies, before, strict=True)
     ]
     assert right == hits
+
+
+def test_the_hybrid_row_is_what_the_library_answers(stages, config, report):
+    world, _, tuned = stages
+    model = realm_jax.load(tuned.model_dir, world.corpus)
+    texts = [q.question for q in read_questions(config.questions, "dev")]
+    lines = lines_of(config, "hybrid")
+    for line, answer in zip(lines, model.answer(texts, hybrid=True), strict=True):
+        assert line["prediction"] == answer.text
+        assert read_in(line) == [document.block_id for document in answer.documents]
+    assert list(map(read_in, lines)) != list(map(read_in, lines_of(config)))
 
 
 def test_the_oracle_reads_one_block_and_it_has_the_answer(stages, config, report):
@@ -141,7 +153,8 @@ def test_the_retrievers_own_blocks_are_answered_as_they_are_without(stages, conf
 def test_rows_and_differences_are_those_of_the_files(config, report):
     rows = {row.label: row.metrics for row in report.same_reader.rows}
     assert list(rows) == [
-        *("closed book", "random blocks", "BM25", "Before training", "oracle block"),
+        *("closed book", "random blocks", "BM25"),
+        *("After fine-tuning, fused with BM25", "Before training", "oracle block"),
         comparisons.AFTER_FINETUNING,
     ]
     fine = np.mean([line["correct"] for line in lines_of(config)])
