@@ -78,7 +78,7 @@ $(GPU_COMPILER_STAMP): requirements-gpu.lock | $(ENV_STAMP)
 # of which many share a machine.
 quickstart quickstart-control bench: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=2147483648:glibc.malloc.trim_threshold=4294967296
 
-quickstart: $(ENV_STAMP) $(ARTICLES) $(QUESTIONS) ## Run the whole chain on real Wikipedia text (15 to 25 minutes on two cores).
+quickstart: $(ENV_STAMP) $(ARTICLES) $(QUESTIONS) ## Run the whole chain on real Wikipedia text (9 to 25 minutes on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 quickstart-control: quickstart ## Run the quickstart's chain without REALM too, and report what REALM did.

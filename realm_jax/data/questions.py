@@ -278,21 +278,25 @@ def _parse_question(record: dict[str, Any], place: str, index: int) -> Question:
             f"{place}: expected 'answers_are_patterns' to be true or false, got "
             f"{are_patterns!r:.60}; correct the line."
         )
-    if "split" not in record:
-        raise BadInputError(
-            f"{place}: expected a 'split', train, dev or test, got none; name one in "
-            "each line, or let `realm init` divide the questions."
-        )
     return Question(
         id=_optional_text(record, "id", place) or f"question-{index + 1}",
         index=index,
         question=text_field(record, "question", place),
         answers=answers_field(record, "answers", place),
-        split=text_field(record, "split", place),
+        split=_split(record, place),
         title=_optional_text(record, "title", place),
         topic=_optional_text(record, "topic", place),
         answers_are_patterns=are_patterns,
     )
+
+
+def _split(record: dict[str, Any], place: str) -> str:
+    if "split" not in record:
+        raise BadInputError(
+            f"{place}: expected a 'split', train, dev or test, got none; name one in "
+            "each line, or let `realm init` divide the questions."
+        )
+    return text_field(record, "split", place)
 
 
 def _optional_text(record: dict[str, Any], field: str, place: str) -> str | None:
