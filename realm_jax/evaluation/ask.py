@@ -336,13 +336,17 @@ class AnswerService:
         """Loads or makes the index of a corpus, and answers from it."""
         if not self._model.has_index(corpus):
             self._note(f"making the index of {corpus.directory}")
-        return self._warm(corpus, self._model.index(corpus, self._stop))
-
-    def _warm(self, corpus: BlockStore, index: LoadedIndex) -> Version:
-        answerer = self._model.corpus_search(corpus, index, batch_size=1)
+        index, words = self._model.index(corpus, self._stop), None
         if self._config.hybrid:
             self._note(f"counting the words of {corpus.num_blocks:,} blocks")
-            answerer = dataclasses.replace(answerer, words=BM25Index(corpus))
+            words = BM25Index(corpus)
+        return self._warm(corpus, index, words)
+
+    def _warm(
+        self, corpus: BlockStore, index: LoadedIndex, words: BM25Index | None
+    ) -> Version:
+        answerer = self._model.corpus_search(corpus, index, batch_size=1)
+        answerer = dataclasses.replace(answerer, words=words)
         answerer.answer([_WARM_UP])
         return Version(answerer, index, self._model.run.step)
 
@@ -380,7 +384,9 @@ class AnswerService:
             self._indexes = self._follow_indexes(version).start()
             return version
         index = self._indexes.take()
-        return None if index is None else self._warm(corpus, index)
+        if index is None:
+            return None
+        return self._warm(corpus, index, self._version.answerer.words)
 
     def _follow_indexes(self, version: Version) -> IndexFollower:
         """Returns a follower of this corpus's indexes, newer than the one in use."""

@@ -224,11 +224,11 @@ class Encoder(nn.Module):
             must fit it (`packing.fits`); None for a row for each. The states of padding
             are then arbitrary.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # Each encoder has its own.
 
     def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
         """Returns float32 logits of wordpieces, of the masked-LM head's features."""
-        raise NotImplementedError
+        raise NotImplementedError  # Each encoder has its own.
 
     def encode_positions(
         self,

@@ -262,10 +262,10 @@ class FinetuneConfig(StageConfig):
             )
         if self.is_refreshed and not _trains_documents(self):
             raise BadInputError(
-                "expected NUM_EMBEDDED above 0, or one shared tower, and neither "
-                f'FROZEN, with REFRESH_MODE="{self.refresh_mode}", got '
-                f"{self.num_embedded} with FROZEN={list(self.frozen)}: the document "
-                "tower would not change, and its index be made again for nothing"
+                "expected NUM_EMBEDDED above 0, or one shared tower, with REFRESH_MODE="
+                f'"{self.refresh_mode}", and no tower of the documents in FROZEN, got '
+                f"{self.num_embedded} and FROZEN={list(self.frozen)}: that tower would "
+                "not change, and its index be made again for nothing"
             )
 
     @property

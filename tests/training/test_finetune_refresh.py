@@ -291,7 +291,7 @@ def test_settings_that_do_not_go_together_are_refused(world):
         ({"refresh_mode": "off"}, '"blocking", "async" or "rolling" with NUM_EMBEDDED'),
         ({"refresh_mode": "rolling", "searcher": "scann"}, 'SEARCHER="device"'),
         ({"num_embedded": 0}, "NUM_EMBEDDED above 0, or one shared tower"),
-        ({"frozen": ("retriever",)}, r"FROZEN, .* got 3 with FROZEN=\['retriever'\]"),
+        ({"frozen": ("retriever",)}, r"in FROZEN, got 3 and FROZEN=\['retriever'\]"),
         ({"num_embedded": 9}, r"NUM_EMBEDDED of at most 8 \(NUM_RETRIEVED\), got 9"),
         ({"num_read": 9}, "num_read"),
         ({"train_num_read": 9}, "num_read"),
