@@ -243,7 +243,9 @@ class _Sample:
         centre = shrink * self.mean + (1.0 - shrink) / 2.0
         variance = self.mean * (1.0 - self.mean) + z**2 / (4.0 * count)
         width = shrink * z * math.sqrt(variance / count)
-        return self._interval(max(0.0, centre - width), min(1.0, centre + width))
+        # A rate of 0 or 1 is itself a bound, but for rounding.
+        low, high = min(centre - width, self.mean), max(centre + width, self.mean)
+        return self._interval(max(0.0, low), min(1.0, high))
 
     def _interval(self, low: float, high: float) -> Interval:
         groups = len(self.sums) if self.is_grouped else None

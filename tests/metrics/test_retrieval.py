@@ -254,6 +254,14 @@ def test_rates_of_few_values_and_rates_that_never_vary_have_wilsons_interval(
     assert (grouped.low, grouped.high) == (interval.low, interval.high)
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_an_interval_of_equal_values_holds_their_mean(value):
+    # By rounding it did not for 3, 6, 10 and other numbers: charts refuse that.
+    for count in range(1, 100):
+        interval = bootstrap_interval(np.full(count, value))
+        assert 0.0 <= interval.low <= interval.mean <= interval.high <= 1.0
+
+
 def test_equal_pairs_differ_by_nothing():
     same = paired_bootstrap_difference(np.ones(262), np.ones(262))
     assert (same.low, same.high) == (0.0, 0.0)
