@@ -49,7 +49,6 @@ class Tab:
             await self._receive()
 
     async def value(self, script: str) -> Any:
-        """Returns the value of an expression in the page."""
         found = await self.call(
             "Runtime.evaluate", expression=script, returnByValue=True
         )
@@ -77,21 +76,15 @@ class Tab:
             )
 
     async def type(self, text: str) -> None:
-        """Types where the cursor is."""
         await self.call("Input.insertText", text=text)
 
     async def picture(self, path: pathlib.Path) -> None:
-        """Writes what is seen as a PNG file."""
         found = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
     async def resize(self, width: int, height: int) -> None:
-        """Gives the window a size, in pixels."""
-        size = {"width": width, "height": height}
-        await self.call(
-            "Emulation.setDeviceMetricsOverride",
-            **{**size, "deviceScaleFactor": 1, "mobile": False},
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1}
+        await self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
 
     async def _receive(self) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE):

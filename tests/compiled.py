@@ -15,16 +15,6 @@ from collections.abc import Iterator
 _ROOT = pathlib.Path(__file__).parents[1]
 _DAYS_KEPT = 7
 
-UNREADABLE = "Error reading persistent compilation cache entry"
-"""How the warning begins that JAX gives of an entry that is not whole.
-
-JAX writes entries in place. Whoever reads one at that moment, or after its writer was
-killed, compiles for itself.
-"""
-
-UNWRITABLE = "Error writing persistent compilation cache entry"
-"""The same of an entry that could not be kept, as on a full disk."""
-
 NOT_CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 """Environment of a process that has to compile, or must not write entries."""
 
@@ -57,8 +47,11 @@ def environment() -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        # JAX writes entries in place. Whoever reads one at that moment, or after its
+        # writer was killed, compiles for itself. On a full disk none can be written.
         "PYTHONWARNINGS": ",".join(
-            f"ignore:{said}:UserWarning" for said in (UNREADABLE, UNWRITABLE)
+            f"ignore:Error {doing} persistent compilation cache entry:UserWarning"
+            for doing in ("reading", "writing")
         ),
     }
 
@@ -70,14 +63,11 @@ def as_it_comes() -> Iterator[None]:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    values = {
-        "jax_disable_most_optimizations": False,
-        "jax_enable_compilation_cache": False,
-    }
-    before = {name: jax.config.values[name] for name in values}
+    names = ("jax_disable_most_optimizations", "jax_enable_compilation_cache")
+    before = {name: jax.config.values[name] for name in names}
     try:
-        for name, value in values.items():
-            jax.config.update(name, value)
+        for name in names:
+            jax.config.update(name, False)
         compilation_cache.reset_cache()
         yield
     finally:

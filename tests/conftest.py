@@ -120,7 +120,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             "expected tests of the gate to start no process and not to sleep; mark "
             'these `full`, or `process("reason")`:\n' + "\n".join(sorted(broken))
         )
-    items.sort(key=lambda item: _place(item.path.stem))
+    places = {file: place for place, file in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_collection_finish() -> None:
@@ -164,7 +165,3 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 _PEAKS: dict[str, float] = {}
-
-
-def _place(file: str) -> int:
-    return _LONGEST.index(file) if file in _LONGEST else len(_LONGEST)

@@ -10,16 +10,7 @@ from realm_jax.data.salient_spans import RuleTagger
 _RULES = RuleTagger()
 
 
-def build_corpus(
-    documents,
-    directory,
-    vocabulary,
-    *,
-    chunk_length,
-    tagger=_RULES,
-    source="",
-    metadata=None,
-):
+def build_corpus(documents, directory, vocabulary, *, chunk_length, tagger=_RULES):
     documents = list(documents)
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         made = chunk_each(documents, vocabulary, tagger, chunk_length).blocks
@@ -27,15 +18,14 @@ def build_corpus(
             writer.add(block)
         writer.add_documents(document_rows(documents, list(map(len, made))))
         writer.metadata |= {
-            **(metadata or {}),
             "num_documents": len(documents),
             "tagger": tagger.name,
-            "source": source,
+            "source": "",
             "settings_fingerprint": settings_fingerprint(
                 vocabulary=vocabulary,
                 tagger_name=tagger.name,
                 chunk_length=chunk_length,
-                source=source,
+                source="",
             ),
         }
     return BlockStore.open(directory)

@@ -61,15 +61,12 @@ class Proxy:
     refused: list[tuple[Request, Refusal]] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def lose(self, times: int, wanted: Callable[[Request], bool]) -> None:
-        """Loses the next answers to such requests, so many times."""
-        left = [times]
+    def lose_next(self, kind: str) -> None:
+        """Loses the answer to the next request of a kind."""
+        left = [kind]
 
         def loses(request: Request) -> bool:
-            if left[0] == 0 or not wanted(request):
-                return False
-            left[0] -= 1
-            return True
+            return request.kind in left and left.pop() == kind
 
         self.loses = loses
 
@@ -110,20 +107,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         proxy = self.server.proxy
         with proxy.lock:
             refusal = proxy.refuses(request)
-            if refusal is not None:
-                proxy.refused.append((request, refusal))
-        if refusal is not None and not refusal.is_done:
+        if refusal is not None:
+            proxy.refused.append((request, refusal))
+            if refusal.is_done:
+                self._ask(body)
             self._answer(refusal.status, [], b"busy")
             return
         status, headers, contents = self._ask(body)
-        if refusal is not None:
-            self._answer(refusal.status, [], b"busy")
-            return
         with proxy.lock:
             loses = proxy.loses(request)
-            if loses:
-                proxy.lost.append(request)
         if loses:
+            proxy.lost.append(request)
             self.close_connection = True
             return
         self._answer(status, headers, contents)

@@ -29,10 +29,7 @@ def read_flipped(
 ) -> list[Any]:
     """Returns what is read of a file for each of its bits that is not refused.
 
-    Args:
-      path: of the file.
-      read: reads it.
-      every: damages every so many bits of it only.
+    Of a large file only `every` so many bits are changed.
     """
     sound, found = path.read_bytes(), []
     for data in itertools.islice(flipped(sound), 0, None, every):

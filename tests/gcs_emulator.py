@@ -38,11 +38,10 @@ def emulated_bucket(folder: Path, name: str) -> Iterator[str]:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         host, port = reserved.getsockname()
-        address = f"{host}:{port}"
-        server = f"http://{address}"
+        server = f"http://{host}:{port}"
         command = [binary, "-scheme", "http", "-host", host, "-port", str(port)]
         command += ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
-        command += ["-external-url", server, "-public-host", address]
+        command += ["-external-url", server, "-public-host", f"{host}:{port}"]
         with (
             subprocess.Popen(command, stdout=log, stderr=log) as process,
             pytest.MonkeyPatch.context() as patch,

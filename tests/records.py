@@ -8,23 +8,21 @@ from realm_jax.manifests import seal, unseal
 from realm_jax.run_record import Trained
 
 
-def _changed(model_dir, pattern, change):
+def _change(model_dir, pattern, part, new):
     for path in pathlib.Path(model_dir).glob(pattern):
         sealed = unseal(path.read_bytes())
-        change(sealed)
+        _merge(sealed[part], new)
         path.write_bytes(seal(sealed, is_sorted=False))
 
 
 def change_record(model_dir, **new):
     """Changes what every attempt at a run has recorded of what is trained."""
-    _changed(
-        model_dir, "settings/*.json", lambda record: _merge(record["trained"], new)
-    )
+    _change(model_dir, "settings/*.json", "trained", new)
 
 
 def change_details(model_dir, **new):
     """Changes the details of every checkpoint; what is None is taken away."""
-    _changed(model_dir, "checkpoints/*.json", lambda of: _merge(of["details"], new))
+    _change(model_dir, "checkpoints/*.json", "details", new)
 
 
 def _merge(old, new):

@@ -6,7 +6,6 @@ import pathlib
 import pytest
 
 from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from tests.corpus_builder import build_corpus
 
@@ -30,13 +29,7 @@ def store(tmp_path_factory):
     vocabulary = WordPiece.train(
         [document.text for document in documents], 300, directory / "vocab.txt"
     )
-    return build_corpus(
-        documents,
-        directory / "corpus",
-        vocabulary=vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=40,
-    )
+    return build_corpus(documents, directory / "corpus", vocabulary, chunk_length=40)
 
 
 @pytest.fixture
@@ -44,12 +37,12 @@ def registry():
     """Forgets after the test what it registers with SeqIO."""
     import seqio
 
-    before = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
+    registries = (seqio.TaskRegistry, seqio.MixtureRegistry)
+    before = [set(one.names()) for one in registries]
     yield
-    for name in set(seqio.TaskRegistry.names()) - before[0]:
-        seqio.TaskRegistry.remove(name)
-    for name in set(seqio.MixtureRegistry.names()) - before[1]:
-        seqio.MixtureRegistry.remove(name)
+    for one, names in zip(registries, before, strict=True):
+        for name in set(one.names()) - names:
+            one.remove(name)
 
 
 @pytest.fixture

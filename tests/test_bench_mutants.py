@@ -51,10 +51,13 @@ def test_lines_keep_their_numbers():
     assert mutants("f(\n  a,\n)\nx = a  # é\n") == ["pass\n\n\nx = a  # é\n"]
 
 
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 def test_a_seed_draws_the_same_mutants(tmp_path):
-    folder = tmp_path / "realm_jax/metrics"
-    folder.mkdir(parents=True)
-    (folder / "sums.py").write_text("x = a + b\n" * 30)
+    write(tmp_path / "realm_jax/metrics/sums.py", "x = a + b\n" * 30)
 
     def drawn(seed):
         return [one.line for one, _ in draw(tmp_path, "metrics", seed)]
@@ -65,8 +68,7 @@ def test_a_seed_draws_the_same_mutants(tmp_path):
 
 def test_a_mutant_is_found_where_its_line_has_moved_to(tmp_path):
     source = tmp_path / "realm_jax/metrics/sums.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("x = a + b\ny = a * b\n")
+    write(source, "x = a + b\ny = a * b\n")
     ((one, _),) = itertools.islice(draw(tmp_path, "metrics", 0), 1)
     source.write_text("z = 0\n" + source.read_text())
     ((again, mutated),) = find_again(tmp_path, one)
@@ -90,8 +92,7 @@ def test_files_of_tests_come_in_the_order_of_their_distance(tmp_path):
         "tests/lib/conftest.py": "from lib import near",
         "tests/lib/test_all.py": "",
     }.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(text)
+        write(tmp_path / file, text)
     assert files_by_distance(tmp_path, "lib/deep.py") == [
         ["tests/end/test_deep.py"],
         ["tests/test_direct.py"],

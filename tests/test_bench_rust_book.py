@@ -3,10 +3,8 @@
 import json
 import pathlib
 
-import pytest
-
 from bench.rust_book import write
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 
 _QUIZ = """
 [[questions]]
@@ -61,6 +59,6 @@ def test_what_two_pages_ask_and_quizzes_of_programs_are_left_out(tmp_path):
 
 
 def test_another_folder_is_refused(tmp_path):
-    with pytest.raises(BadInputError, match="expected pages of the Rust book"):
+    with refused("expected pages of the Rust book"):
         write(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -21,15 +21,12 @@ from tests.index.snapshot_files import write_snapshot
 
 
 class Disk:
-    """Notes what has been given to fsync, and what was on disk at each renaming.
-
-    Attributes:
-      synced: inodes of files, and by the path of a folder the entries it had then.
-      at: by the name of an object, what had been synced when it got that name.
-    """
+    """Notes what has been given to fsync, and what was on disk at each renaming."""
 
     def __init__(self, monkeypatch):
+        # Inodes of files, and by the path of a folder the entries it had then.
         self.synced = {}
+        # By the name of an object, what had been synced when it got that name.
         self.at = {}
         fsync = os.fsync
 
@@ -128,8 +125,8 @@ def test_a_checkpoint_is_on_disk_before_its_manifest(disk, tmp_path):
 
 
 def test_examples_are_on_disk_before_they_appear(disk, tmp_path):
-    write_examples(tmp_path / "made" / "set", [{"ids": np.arange(4)}], {})
     folder = tmp_path / "made" / "set"
+    write_examples(folder, [{"ids": np.arange(4)}], {})
     before = disk.at[str(folder)]
     assert before[f"{folder}.partial"] == ["examples.json", "ids.npy"]
     assert all(path.stat().st_ino in before for path in folder.iterdir())

@@ -3,10 +3,7 @@
 import sys
 from typing import Any
 
-import pytest
-
 from realm_jax.cli.main import main
-from realm_jax.errors import BadInputError
 from realm_jax.extras import require_extra
 from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.index.embed import EmbedConfig
@@ -15,6 +12,7 @@ from realm_jax.index.source import IndexSource
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.storage import open_store
 from tests import tiny_run
+from tests.refused import refused
 from tpu_launch.records import LaunchRecord
 
 COMMANDS = {
@@ -52,9 +50,9 @@ def test_gs_without_its_clients(monkeypatch):
     for module in ("google.cloud.storage", "gcsfs"):
         hide(monkeypatch, module)
         said = rf"{module} for gs://b.*realm_jax\[gcs\]"
-        with pytest.raises(BadInputError, match=said):
+        with refused(said):
             open_store("gs://bucket/x.jsonl")
-        with pytest.raises(BadInputError, match=said):
+        with refused(said):
             open_source("json:gs://bucket/x.jsonl")
         monkeypatch.undo()
 
@@ -62,17 +60,16 @@ def test_gs_without_its_clients(monkeypatch):
 def test_an_engine_without_its_client(monkeypatch):
     for backend, module in (("tpu_vm", "google.cloud.tpu_v2"), ("gke", "kubernetes")):
         hide(monkeypatch, module)
-        record = LaunchRecord("run", backend, {}, 0.0)
-        with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
-            record.engine()
+        with refused(r"realm_jax\[launch\]"):
+            LaunchRecord("run", backend, {}, 0.0).engine()
 
 
 def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):
     hide(monkeypatch, "scann")
     store = open_store(tmp_path / "model")
-    with pytest.raises(BadInputError, match=r"searcher 'scann'.*realm_jax\[scann\]"):
+    with refused(r"searcher 'scann'.*realm_jax\[scann\]"):
         IndexSource(store, NOT_REACHED, NOT_REACHED, EmbedConfig(), "scann")
-    with pytest.raises(BadInputError, match=r"realm_jax\[scann\]"):
+    with refused(r"realm_jax\[scann\]"):
         IndexBuilder(store, NOT_REACHED, BuilderConfig(scann=ScannAssets()))
     assert not (tmp_path / "model").exists()
 
@@ -81,5 +78,5 @@ def test_a_package_around_a_module_may_be_missing(monkeypatch):
     hide(monkeypatch, "google.cloud")
     # Other tests of this process have imported it.
     monkeypatch.delitem(sys.modules, "google.cloud.storage", raising=False)
-    with pytest.raises(BadInputError, match=r"google\.cloud\.storage"):
+    with refused(r"google\.cloud\.storage"):
         require_extra("gcs", "a test")

@@ -62,10 +62,8 @@ def test_the_order_in_which_a_body_was_filled_does_not_show():
 
 
 def test_the_first_file_that_is_not_as_it_was_is_named():
-    files = {
-        name: FileRecord.of(data)
-        for name, data in {"a": b"sound", "b": b"held", "c": b""}.items()
-    }
+    contents = {"a": b"sound", "b": b"held", "c": b""}
+    files = {name: FileRecord.of(data) for name, data in contents.items()}
     assert find_damage(files, files.get) is None
     for found, said in (
         (None, "b is missing"),
@@ -73,8 +71,6 @@ def test_the_first_file_that_is_not_as_it_was_is_named():
         (b"lost", "b is damaged (crc32c "),
         (b"sold", "b is damaged (crc32c "),
     ):
-        there = files | {
-            "b": None if found is None else FileRecord.of(found),
-            "c": FileRecord.of(b"more"),
-        }
+        now = None if found is None else FileRecord.of(found)
+        there = files | {"b": now, "c": FileRecord.of(b"more")}
         assert find_damage(files, there.get).startswith(said)

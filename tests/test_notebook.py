@@ -15,9 +15,7 @@ def test_names_of_this_package_in_the_notebook_exist():
     tree = ast.parse("\n".join(code))
     names = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
-            "realm_jax"
-        ):
+        if isinstance(node, ast.ImportFrom) and "realm_jax" in str(node.module):
             for alias in node.names:
                 module = importlib.import_module(str(node.module))
                 if not hasattr(module, alias.name):

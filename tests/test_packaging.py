@@ -102,16 +102,8 @@ def elsewhere(**changes: str) -> Mapping[str, str]:
 
 
 def said(words: Sequence[object], cwd: pathlib.Path, env: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        list(map(str, words)),
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [str(word) for word in words]
+    return subprocess.check_output(command, cwd=cwd, env=env, text=True)
 
 
 def pins(*names: str) -> dict[str, str]:
@@ -137,18 +129,14 @@ def test_a_wheel_holds_all_that_is_read_at_run_time(wheel):
         "tpu_launch/requirements.lock",
     } <= names
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {
-        "realm_jax",
-        "tasks",
-        "tpu_launch",
-    }
+    packages = {top for top in tops if not top.endswith(".dist-info")}
+    assert packages == {"realm_jax", "tasks", "tpu_launch"}
 
 
 def test_where_a_wheel_is_gin_is_the_library_and_finds_the_files(installed, tmp_path):
     env = elsewhere(PYTHONPATH=str(installed))
     found = json.loads(said([sys.executable, "-c", _FOUND], tmp_path, env))
-    assert found["realm_jax"] == str(installed / "realm_jax" / "__init__.py")
-    require_gin_config(found)
+    require_found(found, installed)
 
 
 def test_where_the_checkout_is_editable_gin_is_the_library_too(source, tmp_path):
@@ -161,8 +149,7 @@ def test_where_the_checkout_is_editable_gin_is_the_library_too(source, tmp_path)
     words = ("install", "--no-deps", "--no-index", "--no-build-isolation")
     pip(*words, "--editable", source, python=python)
     found = json.loads(said([python, "-c", _FOUND], tmp_path, elsewhere()))
-    assert found["realm_jax"] == str(source / "realm_jax" / "__init__.py")
-    require_gin_config(found)
+    require_found(found, source)
 
 
 def place_of(distribution: str) -> str:
@@ -170,7 +157,8 @@ def place_of(distribution: str) -> str:
     return str(importlib.metadata.distribution(distribution).locate_file(""))
 
 
-def require_gin_config(found):
+def require_found(found, folder):
+    assert found["realm_jax"] == str(folder / "realm_jax" / "__init__.py")
     assert found["gin"] == os.path.join(place_of("gin-config"), "gin", "__init__.py")
     assert found["gin/hardware/v4_64.gin"] == "v4-64"
     assert found["hardware/v4_64.gin"] == "v4-64"
@@ -179,23 +167,17 @@ def require_gin_config(found):
 def test_workers_of_an_installation_get_what_is_installed(installed, tmp_path):
     """The packages with their gin files, and those that were given beside them."""
     (tmp_path / "mine.gin").write_text("SEED = 1\n")
-    (installed / "realm_jax" / "__pycache__").mkdir(exist_ok=True)
-    (installed / "realm_jax" / "__pycache__" / "x.pyc").touch()
+    cache = installed / "realm_jax" / "__pycache__"
+    cache.mkdir(exist_ok=True)
+    (cache / "x.pyc").touch()
     (installed / "of_others.py").touch()
     env = elsewhere(PYTHONPATH=str(installed))
     places, names = json.loads(said([sys.executable, "-c", _SHIPPED], tmp_path, env))
-    assert places == [
-        "realm_jax/gin/runs/pretrain.gin",
-        "realm_jax/gin/runs/pretrain.gin",
-        "given/1/mine.gin",
-    ]
-    assert {
-        *places,
-        "realm_jax/gin/runs/build_index.gin",
-        "realm_jax/cli/main.py",
-        "tpu_launch/worker.py",
-        "tpu_launch/requirements.lock",
-    } <= set(names)
+    assert places == [*["realm_jax/gin/runs/pretrain.gin"] * 2, "given/1/mine.gin"]
+    assert set(names) >= {
+        *(*places, "realm_jax/gin/runs/build_index.gin", "realm_jax/cli/main.py"),
+        *("tpu_launch/worker.py", "tpu_launch/requirements.lock"),
+    }
     assert not [name for name in names if "__pycache__" in name or "others" in name]
 
 

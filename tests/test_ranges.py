@@ -9,8 +9,6 @@ import re
 import threading
 import typing
 
-import pytest
-
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.index.searchers import SEARCHERS
@@ -23,6 +21,7 @@ from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import WarmStartConfig
+from tests.refused import refused
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -34,13 +33,8 @@ TAKEN_AT_0 = {
     *("max_bm25_blocks", "port", "validation_fraction", "brute_force_below"),
     *("min_recall", "mean_length", "disk", "max_restarts", "ttl_hours"),
     *("skip_nonfinite_updates", "step_latency_ms", "num_embedded", "bm25_weight"),
-    *(
-        "num_sentences",
-        "examples",
-        "longest",
-        "host_disk_gib",
-        "attention_dropout_rate",
-    ),
+    *("num_sentences", "examples", "longest", "host_disk_gib"),
+    "attention_dropout_rate",
 }
 REFUSED_AT_0 = {"MeshConfig.data", "ReaderMixture.own"}
 TAKEN_AT_MINUS_1 = {"MeshConfig.data"}
@@ -51,13 +45,8 @@ FREE_TEXTS = {
     *("model_dir", "corpus", "questions", "source", "vocabulary", "scratch", "root"),
     *("output", "changes", "knowledge", "seqio_cache", "weights", "model"),
     *("warm_start", "retriever_warm_start", "reader_warm_start", "warm_started"),
-    *(
-        "fills_masks",
-        "pretrained",
-        "starting_point",
-        "control_warm_started",
-        "control_finetuned",
-    ),
+    *("fills_masks", "pretrained", "starting_point"),
+    *("control_warm_started", "control_finetuned"),
     # Of `realm import-weights`.
     *("dest", "blocks", "embeddings", "titles"),
     "Chain.hardware",
@@ -87,16 +76,13 @@ GIVEN = {
 }
 
 
-def gin_texts():
-    return [path.read_text() for path in (ROOT / "gin").rglob("*.gin")]
-
-
 def bound_in_gin_files():
     """Names of the classes that a shipped gin file binds or makes."""
     pattern = re.compile(
         r"^(?:[\w/]+/)?\w+\.([A-Z]\w+)[.:]|@(?:[\w/]+/)?\w+\.([A-Z]\w+)", re.M
     )
-    found = (match for text in gin_texts() for match in pattern.findall(text))
+    texts = (path.read_text() for path in (ROOT / "gin").rglob("*.gin"))
+    found = (match for text in texts for match in pattern.findall(text))
     return {name for pair in found for name in pair if name}
 
 
@@ -158,17 +144,12 @@ def made(config_class, **changes):
     """A configuration whose required fields have some value of their type."""
     given = {}
     for field in dataclasses.fields(config_class):
-        if (
-            field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-        ):
-            kind = kinds(config_class)[field.name][0]
-            if field.name in GIVEN:
-                given[field.name] = GIVEN[field.name]
+        if field.default is field.default_factory is dataclasses.MISSING:
+            name, (kind, *_) = field.name, kinds(config_class)[field.name]
+            if name in GIVEN:
+                given[name] = GIVEN[name]
             else:
-                given[field.name] = (
-                    made(kind) if dataclasses.is_dataclass(kind) else kind(8)
-                )
+                given[name] = made(kind) if dataclasses.is_dataclass(kind) else kind(8)
     return config_class(**given | changes)
 
 
@@ -260,7 +241,7 @@ def test_training_on_questions_or_sentences_names_their_task():
     assert not accepts(PretrainConfig, "task", "")
     # A model that is evaluated or asked needs none; the corpus is not there.
     config = made(FinetuneConfig, task="")
-    with pytest.raises(BadInputError, match=r"FinetuneConfig\.task to be a text"):
+    with refused(r"FinetuneConfig\.task to be a text"):
         finetune.run(config, lambda *_: None, threading.Event())
 
 

@@ -6,20 +6,17 @@ import re
 
 from realm_jax import run_record
 from realm_jax.stages import STAGES
-from realm_jax.training import initialization
+from realm_jax.training.initialization import Lengths
 from realm_jax.training.warm_start import frozen_parameters
 from tests import tiny_run
 from tests.cli.chains import configs_of, configuration_of, stages_of
 
-# Chain -> padded lengths of its stages.
-# Lengths of training on sentences, and on questions.
+# Chain -> padded lengths of training on sentences, and on questions.
 CHAINS = {
-    "quickstart": (
-        initialization.Lengths(64, 96, 112),
-        initialization.Lengths(40, 96, 112),
-    ),
-    "from_nothing": (initialization.Lengths(64, 96, 128),) * 2,
+    "quickstart": (Lengths(64, 96, 112), Lengths(40, 96, 112)),
+    "from_nothing": (Lengths(64, 96, 128), Lengths(64, 96, 128)),
 }
+RUNS = tiny_run.GIN / "runs"
 MODELS = sorted(
     path for path in (tiny_run.GIN / "models").glob("*.gin") if path.stem != "common"
 )
@@ -33,11 +30,11 @@ def read(stage, files, root, *more):
 
 
 def run_file(stage):
-    return tiny_run.GIN / "runs" / f"{stage.replace('-', '_')}.gin"
+    return RUNS / f"{stage.replace('-', '_')}.gin"
 
 
 def test_no_run_file_is_left_out():
-    files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
+    files = {path.stem for path in RUNS.glob("*.gin")}
     of_stages = {run_file(name).stem for name, spec in STAGES.items() if spec.config}
     others = {"quickstart_control", "pretrain_paper", "finetune_orqa"}
     assert files == of_stages | {*CHAINS, *others}
@@ -45,7 +42,7 @@ def test_no_run_file_is_left_out():
 
 def test_no_run_file_promises_a_figure_that_was_not_seen():
     """What was seen stands in the results; else the settings are said to be unknown."""
-    for path in (tiny_run.GIN / "runs").glob("*.gin"):
+    for path in RUNS.glob("*.gin"):
         header, *_ = re.split(r"\n(?:from __gin__|include)", path.read_text())
         _, _, expected = header.partition("Expect:")
         if "%" in expected:
@@ -55,13 +52,12 @@ def test_no_run_file_promises_a_figure_that_was_not_seen():
 
 def test_orqas_fine_tuning_is_orqas(tmp_path):
     """ORQA, section 7.2, and the flags and schedule of its published code."""
-    orqa = tiny_run.GIN / "runs" / "finetune_orqa.gin"
-    config = read("finetune", [MODELS[0], orqa], tmp_path)
+    config = read("finetune", [MODELS[0], run_file("finetune-orqa")], tmp_path)
     assert config.train_steps == 2 * 79_168
     assert config.batch_size == 1
     assert (config.num_retrieved, config.num_read, config.max_span) == (5000, 5, 10)
     assert config.marginalization == "joint_softmax"
-    assert config.models.lengths == initialization.Lengths(64, 288, 320)
+    assert config.models.lengths == Lengths(64, 288, 320)
     optimizer = config.optimizer(total_steps=config.train_steps)
     assert (optimizer.learning_rate, optimizer.warmup) == (1e-5, 10_000)
 
@@ -90,8 +86,7 @@ def test_ask_reads_a_model_as_it_was_fine_tuned(tmp_path):
         answering = finetuned.answering()
         assert asked.finetuned.answering().reading() == answering.reading()
         assert asked.finetuned.num_read == finetuned.num_read
-        weights = [c.retrieval_weight for c in (asked.finetuned, finetuned)]
-        assert weights == [1.0, 1.0]
+        assert asked.finetuned.retrieval_weight == finetuned.retrieval_weight == 1.0
         assert asked.embed == finetuned.embed
 
 
@@ -100,8 +95,7 @@ def test_corpora_and_build_index_need_no_model_file(tmp_path):
     update = read("update-corpus", [run_file("update-corpus")], tmp_path)
     assert update.output == f"{tmp_path}/corpus2"
     for hardware in HARDWARE:
-        files = [hardware, run_file("build-index")]
-        config = read("build-index", files, tmp_path)
+        config = read("build-index", [hardware, run_file("build-index")], tmp_path)
         assert config.model_dir == f"{tmp_path}/pretrain"
 
 
@@ -116,7 +110,7 @@ def test_stages_of_one_chain_agree_on_lengths(tmp_path):
 
 def test_the_embedding_that_hardware_asks_for_reaches_every_stage(tmp_path):
     for hardware, batch_size in {"cpu": 32, "tpu": 2048}.items():
-        for stage in ("warm-start", "pretrain", "finetune", "evaluate"):
+        for stage in WITH_MODELS:
             path = tiny_run.GIN / "hardware" / f"{hardware}.gin"
             config = read(stage, [MODELS[0], path, run_file(stage)], tmp_path)
             assert config.embed.batch_size == batch_size, (hardware, stage)
@@ -137,9 +131,8 @@ def test_the_mixture_of_a_warm_start_is_what_its_macros_say(tmp_path):
 
 def test_the_papers_run_is_the_papers(tmp_path):
     """REALM, section 4 and appendix; the hardware file comes last."""
-    paper = tiny_run.GIN / "runs" / "pretrain_paper.gin"
     for hardware in HARDWARE:
-        config = read("pretrain", [paper, hardware], tmp_path)
+        config = read("pretrain", [run_file("pretrain-paper"), hardware], tmp_path)
         towers = config.models.retriever_config(vocab_size=30522)
         bert = towers.bert
         sizes = (bert.num_layers, bert.hidden_size, bert.num_heads, bert.mlp_size)
@@ -149,7 +142,7 @@ def test_the_papers_run_is_the_papers(tmp_path):
         assert (config.batch_size, config.num_candidates) == (512, 8)
         assert config.train_steps == 200_000
         assert config.refresh_period == 500
-        assert config.models.lengths == initialization.Lengths(96, 288, 384)
+        assert config.models.lengths == Lengths(96, 288, 384)
         assert config.optimizer(total_steps=200_000).learning_rate == 3e-5
         assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
@@ -158,16 +151,14 @@ def test_chains_read_for_every_stage():
     for name, (lengths, of_questions) in CHAINS.items():
         configs = configs_of(run_file(name))
         assert list(configs) == list(tiny_run.CHAIN)
-        for command, config in configs.items():
-            assert config.corpus == f"runs/{name}/corpus"
-            if command in ("pretrain", "evaluate"):
-                assert config.models.lengths == lengths
-            if command == "finetune":
-                assert config.models.lengths == of_questions
-            if command == "evaluate":
-                assert config.finetuned.models.lengths == of_questions
-            if command in ("pretrain", "finetune", "evaluate"):
-                assert config.embed.shard_blocks == 2048
+        assert {config.corpus for config in configs.values()} == {f"runs/{name}/corpus"}
+        _, _, pretrain, finetune, evaluate = configs.values()
+        for config in (pretrain, evaluate):
+            assert config.models.lengths == lengths
+        for config in (finetune, evaluate.finetuned):
+            assert config.models.lengths == of_questions
+        for config in (pretrain, finetune, evaluate):
+            assert config.embed.shard_blocks == 2048
 
 
 def test_the_control_is_the_quickstart_without_realm():
@@ -208,26 +199,19 @@ def test_the_control_is_the_quickstart_without_realm():
             chain[command] for chain in (control, quickstart)
         )
         assert values == expected | differences, command
-        assert dataclasses.replace(stage, bindings=()) == dataclasses.replace(
-            other_stage, bindings=()
-        )
+        assert dataclasses.replace(stage, bindings=other_stage.bindings) == other_stage
 
 
 def test_how_long_the_control_goes_on_is_a_macro(tmp_path):
-    files = [MODELS[0], HARDWARE[0], run_file("warm-start")]
-    files.append(tiny_run.GIN / "runs" / "quickstart_control.gin")
+    files = [MODELS[0], run_file("warm-start"), run_file("quickstart_control")]
     config = read("warm-start", files, tmp_path, "CONTROL_STEPS=70")
     assert config.train_steps == 70
 
 
 def test_what_the_quickstart_trained_can_be_asked(tmp_path):
-    files = [
-        tiny_run.GIN / "models" / "minilm_l6.gin",
-        tiny_run.GIN / "hardware" / "cpu.gin",
-    ]
-    quickstart = tiny_run.GIN / "runs" / "quickstart.gin"
+    files = [tiny_run.GIN / "models/minilm_l6.gin", tiny_run.GIN / "hardware/cpu.gin"]
     asked, finetuned = (
-        read(stage, [*files, run_file(stage), quickstart], tmp_path)
+        read(stage, [*files, run_file(stage), run_file("quickstart")], tmp_path)
         for stage in ("ask", "finetune")
     )
     assert asked.finetuned.models.lengths == finetuned.models.lengths

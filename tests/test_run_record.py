@@ -10,13 +10,13 @@ import pytest
 
 from realm_jax import run_record
 from realm_jax.cli.main import main
-from realm_jax.errors import BadInputError
 from realm_jax.run_record import Attempt
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from realm_jax.training import recorded, warm_start
 from tests import tiny_run
 from tests.flipped import read_flipped
+from tests.refused import refused
 
 
 def starts(folder):
@@ -42,9 +42,8 @@ def test_every_command_of_a_chain_records_its_configuration(finished):
 def test_the_commit_is_that_of_the_checkout(finished):
     command = ["git", "-C", str(tiny_run.ROOT), "rev-parse", "HEAD"]
     head = subprocess.check_output(command, text=True).strip()
-    for stage in ("warm_start", "pretrain"):
-        for start in starts(finished / stage):
-            assert re.fullmatch(rf"{head}\+?", start.commit)
+    for start in starts(finished / "pretrain"):
+        assert re.fullmatch(rf"{head}\+?", start.commit)
 
 
 def test_what_gin_read_gives_the_same_configuration_again(finished):
@@ -159,12 +158,10 @@ def test_earlier_versions_recorded_nothing_and_later_ones_may_record_more(tmp_pa
 
 def test_a_damaged_record_is_bad_input(tmp_path):
     path = write(tmp_path, "pretrain-0001.json")
-    for text in ("", "[]", "{", '{"command": "pretrain"}', "\xff"):
-        path.write_bytes(text.encode("latin-1"))
-        with pytest.raises(BadInputError, match="the record of a run") as error:
+    for text in (b"", b"[]", b"{", b'{"command": "pretrain"}', b"\xff"):
+        path.write_bytes(text)
+        with refused(rf"the record of a run.*{path}.*delete the file"):
             run_record.read_records(open_store(tmp_path))
-        assert str(path) in str(error.value)
-        assert "delete the file" in str(error.value)
 
 
 def test_no_changed_bit_of_a_record_is_believed(tmp_path):

@@ -19,6 +19,7 @@ import pytest
 from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.evaluation.ask import AnswerService, AskConfig
+from tests.json_lines import write_lines
 
 ROOT = pathlib.Path(__file__).parents[1]
 GIN = ROOT / "gin"
@@ -112,53 +113,43 @@ run.EvaluateConfig:
     max_masked = 8
 """
 
-# Stage -> its macros; {root} is the folder of the run.
+# Stage -> its macros beside CORPUS; {root} is the folder of the run.
 STAGES: Mapping[str, Mapping[str, str]] = {
     "prepare": {
-        "CORPUS": "{root}/corpus",
         "SOURCE": "{root}/articles.jsonl",
         "NAME": "towns",
         "QUESTIONS": "{root}/questions.jsonl",
     },
     "update-corpus": {
-        "CORPUS": "{root}/corpus",
         "CHANGES": "{root}/changes.jsonl",
         "OUTPUT": "{root}/corpus2",
     },
     "warm-start": {
         "MODEL_DIR": "{root}/warm_start",
-        "CORPUS": "{root}/corpus",
         "TASK": "towns_salient",
         "PAIRS_TASK": "towns_ict",
     },
     "pretrain": {
         "MODEL_DIR": "{root}/pretrain",
-        "CORPUS": "{root}/corpus",
         "TASK": "towns_salient",
         "WARM_START": "{root}/warm_start",
         "QUESTIONS": "{root}/questions.jsonl",
     },
-    "build-index": {"MODEL_DIR": "{root}/pretrain", "CORPUS": "{root}/corpus"},
+    "build-index": {"MODEL_DIR": "{root}/pretrain"},
     "finetune": {
         "MODEL_DIR": "{root}/finetune",
-        "CORPUS": "{root}/corpus",
         "TASK": "towns_questions",
         "WARM_START": "{root}/pretrain",
     },
     "evaluate": {
         "MODEL_DIR": "{root}/evaluate",
-        "CORPUS": "{root}/corpus",
         "QUESTIONS": "{root}/questions.jsonl",
         "WARM_STARTED": "{root}/warm_start",
         "PRETRAINED": "{root}/pretrain",
         "FINETUNED": "{root}/finetune",
         "MASKED_TASK": "towns_salient",
     },
-    "ask": {
-        "CORPUS": "{root}/corpus",
-        "FINETUNED": "{root}/finetune",
-        "PRETRAINED": "{root}/pretrain",
-    },
+    "ask": {"FINETUNED": "{root}/finetune", "PRETRAINED": "{root}/pretrain"},
 }
 
 
@@ -183,9 +174,8 @@ def make_inputs(root: pathlib.Path, *, num_articles: int = 60) -> None:
         }
         for i in range(num_articles)
     ]
-    for name, lines in {"articles": articles, "questions": questions}.items():
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (root / f"{name}.jsonl").write_text(text)
+    write_lines(root / "articles.jsonl", articles)
+    write_lines(root / "questions.jsonl", questions)
     write_sizes(root)
 
 
@@ -193,10 +183,8 @@ def write_sizes(
     root: pathlib.Path, *, pretrain_steps: int = 12, refresh_period: int = 4
 ) -> None:
     """Writes sizes.gin, which takes every run file down to a few steps."""
-    text = _SIZES.replace("{pretrain_steps}", str(pretrain_steps))
-    (root / "sizes.gin").write_text(
-        text.replace("{refresh_period}", str(refresh_period))
-    )
+    text = _SIZES.format(pretrain_steps=pretrain_steps, refresh_period=refresh_period)
+    (root / "sizes.gin").write_text(text)
 
 
 def gin_files(stage: str) -> list[str]:
@@ -205,14 +193,14 @@ def gin_files(stage: str) -> list[str]:
     hardware = str(GIN / "hardware" / "cpu.gin")
     if stage in ("prepare", "update-corpus"):
         return [run]
-    if stage == "build-index":
-        return [hardware, run]
-    return [str(GIN / "models" / "tiny.gin"), hardware, run]
+    model = [] if stage == "build-index" else [str(GIN / "models" / "tiny.gin")]
+    return [*model, hardware, run]
 
 
 def bindings(stage: str, root: pathlib.Path, **others: str) -> list[str]:
     """MACRO=value of a stage, quoted for gin; `others` replace or add string macros."""
     macros = {name: value.format(root=root) for name, value in STAGES[stage].items()}
+    macros["CORPUS"] = f"{root}/corpus"
     return [f'{name}="{value}"' for name, value in {**macros, **others}.items()]
 
 
@@ -235,35 +223,30 @@ def write_chain(
 ) -> pathlib.Path:
     """Writes chain.gin for `python -m tpu_launch local`; returns its path.
 
-    Args:
-      root: of inputs and runs.
-      stages: commands, in order.
-      processes: of the trainer of `pretrain`.
-      model_dir: of `pretrain`, if not below the root.
+    `processes` and `model_dir` are those of `pretrain`.
     """
-    others = {} if model_dir is None else {"MODEL_DIR": model_dir}
+    elsewhere = {} if model_dir is None else {"MODEL_DIR": model_dir}
     names = [stage.replace("-", "_") for stage in stages]
     text = (root / "sizes.gin").read_text() + "\nfrom tpu_launch import local\n"
     text += f"local.Chain:\n    root = {str(root)!r}\n    stages = ["
     text += ", ".join(f"@{name}/local.Stage()" for name in names) + "]\n"
     for name, stage in zip(names, stages, strict=True):
-        text += f"{name}/local.Stage:\n    command = {stage!r}\n"
-        text += f"    gin_files = {gin_files(stage)!r}\n"
-        of_pretrain = others if stage == "pretrain" else {}
-        text += f"    bindings = {bindings(stage, root, **of_pretrain)!r}\n"
-        if stage == "pretrain":
-            companion = bindings("build-index", root, **others)
-            text += f"    processes = {processes}\n"
-            text += '    companion = "build-index"\n'
-            text += f"    companion_gin_files = {gin_files('build-index')!r}\n"
-            text += f"    companion_bindings = {companion!r}\n"
+        fields = {"command": stage, "gin_files": gin_files(stage)}
+        if stage != "pretrain":
+            fields["bindings"] = bindings(stage, root)
+        else:
+            fields["bindings"] = bindings(stage, root, **elsewhere)
+            fields |= {"processes": processes, "companion": "build-index"}
+            fields["companion_gin_files"] = gin_files("build-index")
+            fields["companion_bindings"] = bindings("build-index", root, **elsewhere)
+        text += f"{name}/local.Stage:\n"
+        text += "".join(f"    {name} = {value!r}\n" for name, value in fields.items())
     path = root / "chain.gin"
     path.write_text(text)
     return path
 
 
 def environment() -> dict[str, str]:
-    """What the programs of these tests run in."""
     return os.environ | ENVIRONMENT
 
 
@@ -281,7 +264,6 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def launch(chain: pathlib.Path) -> subprocess.Popen[str]:
-    """Starts the launcher on a chain."""
     return start(["tpu_launch", "local", f"--gin_file={chain}"])
 
 
@@ -301,7 +283,6 @@ _LONGER: Mapping[str, Mapping[str, object]] = {
 
 
 def chain_arguments(stage: str, root: pathlib.Path) -> list[str]:
-    """Returns the arguments of a stage of the shared chain."""
     # A builder beside it would commit whenever the machine lets it, and every run
     # would end with another model.
     others = {"REFRESH_MODE": "blocking"} if stage == "pretrain" else {}

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import pathlib
 import threading
 from typing import Any
@@ -33,6 +32,7 @@ from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.step import Loss, make_step
 from realm_jax.training.warm_start import WarmStartConfig
+from tests.json_lines import write_lines
 from tests.waiting import PATIENCE
 
 __all__ = ["LENGTHS", "MAX_MASKS"]
@@ -62,16 +62,18 @@ def make(folder: pathlib.Path, config: WorldConfig = WORLD) -> TinyWorld:
     """Invents a world below `folder`."""
     world = make_world(str(folder), config)
     store = BlockStore.open(world.corpus)
-    path = folder / "questions.jsonl"
-    with path.open("w") as file:
-        for i, (question, answer) in enumerate(_ask_everything(store)):
-            record = {
+    path = write_lines(
+        folder / "questions.jsonl",
+        [
+            {
                 "id": f"q{i}",
                 "question": question,
                 "answers": [answer],
                 "split": "dev" if i % 4 == 0 else "train",
             }
-            file.write(json.dumps(record) + "\n")
+            for i, (question, answer) in enumerate(_ask_everything(store))
+        ],
+    )
     _write(
         store,
         "questions/train",
@@ -89,7 +91,7 @@ def make(folder: pathlib.Path, config: WorldConfig = WORLD) -> TinyWorld:
         },
         {"corpus_fingerprint": store.fingerprint},
     )
-    return TinyWorld(world.corpus, str(path), world)
+    return TinyWorld(world.corpus, path, world)
 
 
 def _ask_everything(store: BlockStore):
@@ -108,10 +110,7 @@ def _write(store: BlockStore, place: str, arrays, metadata) -> None:
 
 
 def models(
-    *,
-    shared: bool = False,
-    hidden: int = 16,
-    dropout: float = 0.1,
+    *, shared: bool = False, hidden: int = 16, dropout: float = 0.1
 ) -> ModelFactory:
     """One layer of 16, embeddings of 8, two towers, dropout."""
 
@@ -142,22 +141,27 @@ def optimizer(total_steps: int) -> OptimizerConfig:
     return OptimizerConfig(1e-2, 0, 100, final_fraction=1.0)
 
 
-def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConfig:
-    """Eight steps, a new index every third, a checkpoint every fourth and no other."""
-    values = {
+def _common(world: TinyWorld, model_dir, train_steps: int) -> dict[str, Any]:
+    return {
         "model_dir": str(model_dir),
         "corpus": world.corpus,
-        "task": "asked",
-        "train_steps": 8,
+        "train_steps": train_steps,
         "batch_size": 4,
+        "models": models(),
+        "optimizer": optimizer,
+        "log_period": 1,
+    }
+
+
+def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConfig:
+    """Eight steps, a new index every third, a checkpoint every fourth and no other."""
+    values = _common(world, model_dir, train_steps=8) | {
+        "task": "asked",
         "num_candidates": 4,
         "refresh_mode": "blocking",
         "refresh_period": 3,
-        "models": models(),
-        "optimizer": optimizer,
         "embed": EMBED,
         "checkpoint_period": 4,
-        "log_period": 1,
         "wait_seconds": 60.0,
         "held_out_examples": 0,
     }
@@ -166,42 +170,28 @@ def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConf
 
 def warm_start_config(world: TinyWorld, model_dir, **changes: Any) -> WarmStartConfig:
     """Three steps of ICT and masked-LM."""
-    values = {
-        "model_dir": str(model_dir),
-        "corpus": world.corpus,
+    values = _common(world, model_dir, train_steps=3) | {
         "task": "stated",
         "pairs_task": "pairs",
-        "train_steps": 3,
-        "batch_size": 4,
         "reader_batch_size": 4,
-        "models": models(),
-        "optimizer": optimizer,
-        "log_period": 1,
     }
     return WarmStartConfig(**(values | changes))
 
 
 def finetune_config(world: TinyWorld, model_dir, **changes: Any) -> FinetuneConfig:
     """Three steps over all blocks, two of which are read."""
-    values = {
-        "model_dir": str(model_dir),
-        "corpus": world.corpus,
+    values = _common(world, model_dir, train_steps=3) | {
         "task": "questions",
-        "train_steps": 3,
-        "batch_size": 4,
         "num_retrieved": 24,
         "num_read": 2,
         "max_span": 3,
-        "models": models(),
-        "optimizer": optimizer,
         "embed": EMBED,
-        "log_period": 1,
     }
     return FinetuneConfig(**(values | changes))
 
 
 def silent(step: int, total: int, values, what: str = "") -> None:
-    """Reports to nobody."""
+    pass
 
 
 def stop_after(steps: int):
@@ -317,9 +307,7 @@ def builder_beside(config: PretrainConfig, corpus: BlockStore):
         thread.join(PATIENCE)
 
 
-@contextlib.contextmanager
 def poisoned(*bad: int):
     """Stages train with a gradient that is NaN in these updates, counted from 1."""
     step = functools.partial(_poisoned_step, bad)
-    with mock.patch.object(stage, "make_step", step):
-        yield
+    return mock.patch.object(stage, "make_step", step)

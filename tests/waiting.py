@@ -16,11 +16,7 @@ _POLL_SECONDS = 0.005
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
-    """Polls until the condition holds.
-
-    Raises:
-      AssertionError: it did not hold in time.
-    """
+    """Polls until the condition holds; fails if it does not in time."""
     deadline, pause = time.monotonic() + PATIENCE, threading.Event()
     while not condition():
         if time.monotonic() >= deadline:

@@ -1,20 +1,19 @@
 """Texts and encoders to begin a chain with, and what gin files say."""
 
-import json
-import pathlib
 import string
 
 from realm_jax.cli import configuration
 from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.stages import STAGES
+from tests.json_lines import write_lines
 from tests.tiny_encoder import write_bert
 from tpu_launch import local
 from tpu_launch.chain import ChainCommands
 
 
 def write_articles(texts):
-    lines = [json.dumps({"title": f"t{i}", "text": t}) for i, t in enumerate(texts)]
-    pathlib.Path("articles.jsonl").write_text("\n".join(lines))
+    articles = [{"title": f"t{i}", "text": text} for i, text in enumerate(texts)]
+    write_lines("articles.jsonl", articles)
 
 
 def write_encoder(folder, characters, words=()):

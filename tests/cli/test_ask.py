@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pty
@@ -28,6 +27,7 @@ from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from tests import tiny_run
+from tests.json_lines import write_lines
 from tests.standard_input import standard_input
 from tests.waiting import PATIENCE, wait_until
 
@@ -92,9 +92,6 @@ def server(finished, tmp_path_factory):
         server.process.wait()
 
 
-answered = functools.cache(tiny_run.answered)
-
-
 @pytest.mark.full
 def test_answers_are_those_that_were_evaluated(server):
     lines = (server.root / "evaluate" / "predictions.jsonl").read_text().splitlines()
@@ -135,7 +132,7 @@ def all_scores(answerer, question):
 
 @pytest.mark.full
 def test_the_page_shows_the_answer_in_its_sources(server):
-    ((question, answer),) = answered(server.root, 1).items()
+    ((question, answer),) = tiny_run.answered(server.root, 1).items()
     query = urllib.parse.quote(question)
     page = server.get(f"/?question={query}")
     assert f'<p class="answer">{answer}</p>' in page
@@ -211,8 +208,7 @@ def write_changes(root, source_id):
     (changed,) = [article for article in articles if article["id"] == source_id]
     changed["text"] = changed["text"].replace("mills", "old mills")
     deleted = next(a["id"] for a in articles if a["id"] != source_id)
-    changes = [changed, {"id": deleted, "deleted": True}]
-    (root / "changes.jsonl").write_text("".join(f"{json.dumps(c)}\n" for c in changes))
+    write_lines(root / "changes.jsonl", [changed, {"id": deleted, "deleted": True}])
 
 
 @pytest.mark.full
@@ -313,7 +309,7 @@ def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, realm):
 @pytest.mark.full
 def test_ctrl_c_at_the_prompt_is_its_ordinary_end(finished, capfd):
     terminal, line = pty.openpty()
-    ((question, answer),) = answered(finished, 1).items()
+    ((question, answer),) = tiny_run.answered(finished, 1).items()
     os.write(terminal, f"{question}\n".encode())
 
     def interrupt_when_answered():

@@ -29,10 +29,6 @@ def towers_of(command, root, *bindings):
     return getattr(config, "finetuned", config).models.retriever_config(40)
 
 
-def warm_start(root, *bindings):
-    return towers_of("warm-start", root, *bindings)
-
-
 def finish(model_dir, towers):
     """Writes the manifest of a checkpoint, of which nothing else is read here."""
     details = details_of(model=describe(towers))
@@ -43,19 +39,19 @@ def finish(model_dir, towers):
 def test_all_that_goes_on_from_published_weights_has_their_activation(
     published, tmp_path
 ):
-    towers = warm_start(tmp_path, f"WARM_START={published}")
+    towers = towers_of("warm-start", tmp_path, f"WARM_START={published}")
     assert towers.bert.activation == "gelu"
     finish(tmp_path / "warm_start", towers)
     # The stages after it, and the warm start itself once the weights are gone.
     assert towers_of("pretrain", tmp_path) == towers
-    assert warm_start(tmp_path, "WARM_START=gone") == towers
+    assert towers_of("warm-start", tmp_path, "WARM_START=gone") == towers
     finish(tmp_path / "finetune", towers)
     assert towers_of("ask", tmp_path) == towers
 
 
 def test_an_activation_that_gin_names_stays(published, tmp_path):
     named = 'bert.BertConfig.activation="gelu_tanh"'
-    towers = warm_start(tmp_path, f"WARM_START={published}", named)
+    towers = towers_of("warm-start", tmp_path, f"WARM_START={published}", named)
     assert towers.bert.activation == "gelu_tanh"
 
 
@@ -63,5 +59,5 @@ def test_a_source_that_does_not_say_leaves_berts_own(published, tmp_path):
     (published / "config.json").unlink()
     for source in (str(published), "", str(tmp_path / "nothing")):
         assert recorded_activation(source) is None
-    towers = warm_start(tmp_path, f"WARM_START={published}")
+    towers = towers_of("warm-start", tmp_path, f"WARM_START={published}")
     assert towers.bert.activation == "gelu_tanh"

@@ -45,22 +45,10 @@ def as_safetensors(data):
     return lambda folder: (folder / "model.safetensors").write_bytes(data)
 
 
-def as_torch(data):
-    def spoil(folder):
-        (folder / "model.safetensors").unlink()
-        (folder / "pytorch_model.bin").write_bytes(data(folder))
-
-    return spoil
-
-
-def as_index(name):
-    def spoil(folder):
-        (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
-        index = {"weight_map": {"realm.pooler.dense.bias": name}}
-        path = folder / "model.safetensors.index.json"
-        path.write_text(json.dumps(index))
-
-    return spoil
+def as_code(folder):
+    (folder / "model.safetensors").unlink()
+    code = pickle.dumps(Evil(folder.parent / "ran"), 2)
+    (folder / "pytorch_model.bin").write_bytes(code)
 
 
 def absurd_config(folder):
@@ -89,11 +77,7 @@ HOSTILE = {
     "before its begin": as_safetensors(one([16], [-64, 0])),
     "of another size": as_safetensors(one([15], [0, 64])),
     "of an unknown dtype": as_safetensors(one([16], [0, 64], "F8")),
-    "that run code": as_torch(lambda f: pickle.dumps(Evil(f.parent / "ran"), 2)),
-    "of no pickle": as_torch(lambda f: b"\x80\x02" + bytes(99)),
-    "in the folder above": as_index("../elsewhere.safetensors"),
-    "at an absolute path": as_index("/etc/passwd"),
-    "of a folder": as_index("."),
+    "that run code": as_code,
     "of an absurd vocabulary": absurd_config,
     "of Flax without an end": as_flax,
 }

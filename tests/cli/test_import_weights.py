@@ -6,7 +6,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import realm_jax
 from bench.weights_parity import answers
@@ -22,6 +21,7 @@ from realm_jax.weights.published import read_published
 from realm_jax.weights.sentence_encoder import save_sentence_encoder
 from tests.tiny_world import assert_same_bits
 from tests.weights.sentence_encoder_twin import encode
+from tests.weights.tiny_classifier import edit_tensors
 
 
 def test_questions_have_the_answers_of_transformers(models, tmp_path):
@@ -146,21 +146,25 @@ def folder(models, tmp_path):
     shutil.copytree(models / "encoder", made)
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
-    edit(made, lambda name: name.replace("realm.", "bert."))
+    rename(made, lambda name: name.replace("realm.", "bert."))
     return made
 
 
-def edit(folder, rename, add=None):
-    path = folder / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    renamed = {rename(name): tensor for name, tensor in tensors.items()}
-    kept = {name: tensor for name, tensor in renamed.items() if name}
-    safetensors.numpy.save_file(kept | (add or {}), path)
+def rename(folder, renamed):
+    """Renames the tensors of a folder; those without a new name are left out."""
+
+    def edit(tensors):
+        for name in list(tensors):
+            tensor = tensors.pop(name)
+            if renamed(name):
+                tensors[renamed(name)] = tensor
+
+    edit_tensors(folder, edit)
 
 
 def test_bert_is_retriever_and_reader(folder, models, tmp_path, capsys, import_weights):
-    add = {"cls.seq_relationship.bias": np.zeros(2, np.float32)}
-    edit(folder, lambda name: name, add)
+    more = {"cls.seq_relationship.bias": np.zeros(2, np.float32)}
+    edit_tensors(folder, lambda tensors: tensors.update(more))
     found = import_weights(folder, tmp_path / "made")
     expected = read_published(str(models / "encoder")).reader
     assert_same_bits(found["reader"], expected)
@@ -180,7 +184,7 @@ def test_both_spellings_and_neither_head_nor_pooler(
         bare = bare.replace("LayerNorm.bias", "LayerNorm.beta")
         return "" if bare.startswith(("cls.", "pooler.")) else bare
 
-    edit(folder, old)
+    rename(folder, old)
     found = import_weights(folder, tmp_path / "made")
     expected = dict(read_published(str(models / "encoder")).reader["bert"])
     expected["pooler"] = {n: np.zeros_like(a) for n, a in expected["pooler"].items()}

@@ -1,6 +1,5 @@
 """`realm init` writes a chain that the launcher runs as it is."""
 
-import gzip
 import json
 import pathlib
 import re
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from realm_jax.cli.init import corpus_name
-from realm_jax.cli.main import main
 from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import first_chain, text_sample
@@ -19,8 +17,7 @@ from realm_jax.prepare.first_chain import Questions
 from realm_jax.prepare.prepare import require_task_name
 from tests import tiny_run
 from tests.cli.chains import configs_of, stages_of, write_articles, write_encoder
-
-ARTICLE = '{"title": "Graz", "text": "Graz burnt down."}'
+from tests.json_lines import write_lines
 
 
 @pytest.fixture
@@ -34,17 +31,12 @@ def text(tmp_path, monkeypatch):
     }.items():
         path = tmp_path / f"{name}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = [{field: line[field] for field in fields} for line in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write_lines(path, [{field: line[field] for field in fields} for line in lines])
     return tmp_path
 
 
 ALPHABET = string.ascii_lowercase + string.digits
 INIT = ["init", "runs/my", "--source=articles.jsonl"]
-
-
-def init(*more):
-    return main([*INIT, *more])
 
 
 def words_of_the_text():
@@ -67,10 +59,10 @@ def test_all_stages_read_what_it_writes(text, realm):
     assert {config.corpus for config in configs.values()} == {"runs/my/corpus"}
 
 
-def test_paths_and_names_may_have_any_character(text):
+def test_paths_and_names_may_have_any_character(text, realm):
     source = text / """it's "my" text.jsonl"""
     (text / "articles.jsonl").rename(source)
-    assert main(["init", "My Text-2", f"--source={source}", "--weights="]) == 0
+    realm("init", "My Text-2", f"--source={source}", "--weights=")
     config = configs_of("My Text-2/chain.gin")["prepare"]
     assert config.source == str(source)
     assert config.name == "my_text_2"
@@ -85,18 +77,13 @@ def test_names_of_folders_become_names_that_prepare_takes(folder, name):
     require_task_name(name)
 
 
-def test_a_name_that_prepare_would_refuse_is_refused(text, refuse):
-    refuse([*INIT, "--weights=", "--name=my-text"], "got 'my-text'")
-    assert not (text / "runs").exists()
-
-
 def test_questions_about_unknown_articles_are_counted_and_named(text, realm):
     known = json.loads((text / "articles.jsonl").read_text().split("\n")[0])["title"]
     path = text / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line, title in zip(lines, [f" {known}_", *["No Such Page"] * 2], strict=False):
         line["title"] = title
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(path, lines)
     said = realm(*INIT, "--questions=questions.jsonl", "--weights=")
     assert "warning: 2 of 3 questions with a title name an article" in said
     assert "'No Such Page';" in said
@@ -108,10 +95,10 @@ def test_without_questions_it_ends_before_fine_tuning(text, realm):
     assert list(stages) == ["prepare", "warm-start", "pretrain"]
 
 
-def test_published_weights_are_started_from(text):
+def test_published_weights_are_started_from(text, realm):
     weights = text / "weights"
     write_encoder(weights, ALPHABET, words_of_the_text())
-    assert init("--questions=questions.jsonl", f"--weights={weights}") == 0
+    realm(*INIT, "--questions=questions.jsonl", f"--weights={weights}")
     configs = configs_of("runs/my/chain.gin")
     assert configs["warm-start"].warm_start == str(weights)
     assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
@@ -119,10 +106,10 @@ def test_published_weights_are_started_from(text):
     assert configs["pretrain"].max_staleness_steps == 12
 
 
-def test_the_index_of_a_large_text_is_not_waited_for(text, monkeypatch):
+def test_the_index_of_a_large_text_is_not_waited_for(text, monkeypatch, realm):
     monkeypatch.setattr(first_chain, "_MOST_BLOCKS_TO_WAIT_FOR", 10)
     write_encoder(text / "weights", ALPHABET, words_of_the_text())
-    assert init(f"--weights={text / 'weights'}") == 0
+    realm(*INIT, "--weights=weights")
     config = configs_of("runs/my/chain.gin")["pretrain"]
     assert config.refresh_period == config.train_steps
     assert config.max_staleness_steps is None
@@ -157,19 +144,19 @@ def test_text_without_names_has_masks_that_are_prepared(texts, more, kind, text,
     )
     assert pretrain.task == warm_start.task == f"my_{kind}"
     assert list(config.examples) == ["ict", kind]
-    assert main([*prepare, f'--gin.EXAMPLES=["{kind}"]']) == 0
+    realm(*prepare, f'--gin.EXAMPLES=["{kind}"]')
     for split in ("train", "validation"):
         assert pathlib.Path(f"runs/my/corpus/examples/my_{kind}/{split}").is_dir()
 
 
-def test_text_that_cannot_be_masked_or_read_from_nothing(text, refuse):
+def test_text_that_cannot_be_masked_or_read_from_nothing(text, realm, refuse):
     write_articles(LOWER_CASE)
     refuse([*INIT, "--weights=", "--masks=salient"], "other masks by --masks")
     # Single short sentences need a trained encoder.
     write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(40)])
     refuse([*INIT, "--weights="], "--weights=FOLDER")
     write_encoder(text / "weights", ALPHABET, words_of_the_text())
-    assert init("--weights=weights") == 0
+    realm(*INIT, "--weights=weights")
 
 
 def test_a_vocabulary_that_lacks_the_script_is_not_used(
@@ -196,7 +183,7 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse
     # The chain that it goes on with has the quickstart's size.
     refuse([*INIT, questions, start], "6 layers of 384")
     monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
-    assert init(questions, start) == 0
+    realm(*INIT, questions, start)
     configs = configs_of("runs/my/chain.gin")
     assert list(configs) == ["prepare", "finetune", "evaluate"]
     assert configs["prepare"].vocabulary == f"{finished}/corpus/vocab.txt"
@@ -214,8 +201,9 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse
 
 
 def test_passages_without_a_title_are_counted(text, realm):
-    lines = [json.dumps({"text": f"Graz{i} has {i} mills."}) for i in range(9)]
-    pathlib.Path("articles.jsonl").write_text("\n".join([*lines, ARTICLE]))
+    passages = [{"text": f"Graz{i} has {i} mills."} for i in range(9)]
+    article = {"title": "Graz", "text": "Graz burnt down."}
+    write_lines("articles.jsonl", [*passages, article])
     write_encoder(text / "weights", ALPHABET, words_of_the_text())
     said = realm(*INIT, "--weights=weights")
     assert "10 documents (9 without a title), " in said
@@ -224,10 +212,9 @@ def test_passages_without_a_title_are_counted(text, realm):
 def test_of_a_large_compressed_file_only_the_beginning_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(text_sample, "SHARD_BYTES", 30_000)
     numbers = np.random.default_rng(0).random((5000, 3))
-    lines = [json.dumps({"text": f"{row} stands here."}) for row in numbers]
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    sample = text_sample.TextSample.read(str(path), threading.Event())
+    lines = [{"text": f"{row} stands here."} for row in numbers]
+    path = write_lines(tmp_path / "a.jsonl.gz", lines)
+    sample = text_sample.TextSample.read(path, threading.Event())
     assert 500 < len(sample.documents) < 2500
     estimate = sample.scale * len(sample.documents)
     assert estimate == pytest.approx(len(lines), rel=0.1)
@@ -235,8 +222,7 @@ def test_of_a_large_compressed_file_only_the_beginning_is_read(tmp_path, monkeyp
 
 class TestSplits:
     def drawn(self, path, questions):
-        lines = [json.dumps({"question": q, "answers": ["x"]}) for q in questions]
-        pathlib.Path(path).write_text("\n".join(lines))
+        write_lines(path, [{"question": q, "answers": ["x"]} for q in questions])
         return {q.question: q.split for q in Questions.read(path).questions}
 
     def test_do_not_depend_on_the_order_of_the_file(self, tmp_path):
@@ -273,10 +259,10 @@ class TestSplits:
         with pytest.raises(BadInputError, match=r"jsonl:3: .* as on line 1"):
             Questions.read(str(path))
 
-    def test_of_the_file_are_kept(self, text):
+    def test_of_the_file_are_kept(self, text, realm):
         tiny_run.make_inputs(text, num_articles=20)
         before = read_questions("questions.jsonl")
-        assert init("--questions=questions.jsonl", "--weights=") == 0
+        realm(*INIT, "--questions=questions.jsonl", "--weights=")
         assert not pathlib.Path("runs/my/questions.jsonl").exists()
         config = configs_of("runs/my/chain.gin")["prepare"]
         assert read_questions(config.questions) == before
@@ -292,6 +278,7 @@ def test_bad_input_is_one_line_and_writes_nothing(text, refuse):
         ("--weights=nowhere", "vocab.txt"),
         ("--weights=weights", "'do_lower_case' is 3"),
         ("--stages=3", "--stages"),
+        ("--name=my-text", "got 'my-text'"),
     ):
         refuse([*INIT, more], word)
     articles = text / "articles.jsonl"
@@ -302,8 +289,9 @@ def test_bad_input_is_one_line_and_writes_nothing(text, refuse):
     assert not (text / "runs").exists()
 
 
-def test_a_chain_that_is_there_is_not_overwritten(text, refuse):
-    assert init("--weights=") == 0
+@pytest.mark.usefixtures("text")
+def test_a_chain_that_is_there_is_not_overwritten(realm, refuse):
+    realm(*INIT, "--weights=")
     before = pathlib.Path("runs/my/chain.gin").read_text()
     refuse([*INIT, "--weights=", "--name=other"], "delete")
     assert pathlib.Path("runs/my/chain.gin").read_text() == before

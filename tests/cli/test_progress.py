@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from realm_jax.cli import progress, stages
+from realm_jax.cli import configuration, progress, stages
+from realm_jax.cli.build_index import BuildIndexConfig
 from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.stages import BuilderWatch, builder_command
-from realm_jax.index.builder import BUILDER_ROLE
+from realm_jax.index.builder import BUILDER_ROLE, BuilderConfig
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.storage import open_store
 from realm_jax.training import loop
@@ -223,10 +224,6 @@ def test_while_a_builder_is_alive_no_command_is_told(tmp_path, clock, monkeypatc
 
 
 def test_the_command_that_is_told_starts_a_builder(tmp_path):
-    from realm_jax.cli import configuration
-    from realm_jax.cli.build_index import BuildIndexConfig
-    from realm_jax.index.builder import BuilderConfig
-
     config = SimpleNamespace(
         model_dir=f"{tmp_path}/my run",
         corpus=f"{tmp_path}/corpus",

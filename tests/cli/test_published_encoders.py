@@ -13,7 +13,6 @@ import tarfile
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from realm_jax.data.features import query_row
 from realm_jax.data.layout import document_inputs, from_lists
@@ -25,6 +24,7 @@ from realm_jax.weights.published_encoder import prompt_pieces, prompt_text
 from realm_jax.weights.sentence_encoder import scale_of_export
 from tests import tiny_run
 from tests.cli.chains import configs_of
+from tests.weights.tiny_classifier import edit_tensors
 
 ARCHIVE = pathlib.Path(__file__).with_name("published_encoders.tar.xz")
 LENGTH = 64
@@ -139,22 +139,13 @@ def changed(folder, file, **values):
     path.write_text(json.dumps(kept))
 
 
-def drop_modules(folder):
-    modules = json.loads((folder / "modules.json").read_text())[:1]
-    (folder / "modules.json").write_text(json.dumps(modules))
-
-
-def move_transformer(folder):
+def with_modules(folder, change):
     modules = json.loads((folder / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "modules.json").write_text(json.dumps(change(*modules)))
 
 
-def narrow_dense(folder):
-    path = folder / "2_Dense" / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
+def narrow(tensors):
     tensors["linear.weight"] = np.ascontiguousarray(tensors["linear.weight"][:, :-1])
-    safetensors.numpy.save_file(tensors, path)
 
 
 def flags_of_older_versions(*modes):
@@ -190,10 +181,13 @@ INPUT = "sentence_bert_config.json"
         (lambda f: changed(f, DENSE, use_residual=True), ["residual"]),
         (lambda f: changed(f, DENSE, in_features=6), ["in_features", "got 6"]),
         (lambda f: changed(f, DENSE, out_features=6), ["(6, 8)", "(8, 8)"]),
-        (narrow_dense, ["(8, 8)", "(8, 7)"]),
+        (lambda f: edit_tensors(f / "2_Dense", narrow), ["(8, 8)", "(8, 7)"]),
         (lambda f: (f / "2_Dense/model.safetensors").unlink(), ["model.safetensors"]),
-        (drop_modules, ["Pooling", "got Transformer"]),
-        (move_transformer, ["0_Transformer"]),
+        (lambda f: with_modules(f, lambda first, *_: [first]),
+         ["Pooling", "got Transformer"]),
+        (lambda f: with_modules(
+            f, lambda first, *others: [first | {"path": "0_Transformer"}, *others]),
+         ["0_Transformer"]),
         (lambda f: (f / "modules.json").write_text("[1]"), ["list of modules"]),
         (lambda f: (f / "modules.json").unlink(), ["modules.json beside 1_Pooling"]),
         (lambda f: shutil.rmtree(f / "1_Pooling"), ["1_Pooling", "fetch"]),

@@ -12,7 +12,6 @@ import realm_jax
 from realm_jax.cli.main import main
 from realm_jax.data.blocks import BlockStore, read_info
 from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import PARENT_FILE, is_version_of, link_versions
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -213,16 +212,15 @@ def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path, cap
     assert measured(again) == measured(before)
 
 
-def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
+def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path, realm):
     shutil.copytree(moved / "finetune", tmp_path / "model")
-    questions = f"--questions={moved / 'questions.jsonl'}"
-    corpus = f"--corpus={moved / 'corpus'}"
-    baselines = [
+    flags = [
+        f"--questions={moved / 'questions.jsonl'}",
+        f"--corpus={moved / 'corpus'}",
         "--baselines=oracle,starting_point",
         f"--starting_point={moved / 'warm_start'}",
     ]
-    flags = [questions, corpus, *baselines]
-    assert main(["evaluate", str(tmp_path / "model"), *flags]) == 0
+    realm("evaluate", tmp_path / "model", *flags)
     folder = tmp_path / "model" / "evaluate"
     assert answers(folder) == answers(moved / "evaluate")
     report = json.loads((folder / "report.json").read_text())
@@ -275,10 +273,8 @@ def test_what_is_missing_is_named(moved, tmp_path, refuse):
         refuse([command, "--gin_file=gin/runs/ask.gin", moved], "got both")
     refuse(["ask", moved, "who?", "--port=8000"], "got both")
     for port in ("eighty", "-1"):
-        refuse(
-            ["ask", moved, f"--port={port}"],
-            f"a whole number of at least 0, got '{port}'",
-        )
+        said = f"a whole number of at least 0, got '{port}'"
+        refuse(["ask", moved, f"--port={port}"], said)
     refuse(["ask", moved, "--port=70000"], "PORT")
     for option in ("--host=0.0.0.0", "--allow_host=box.example"):
         refuse(["ask", moved, "who?", option], "expected --port beside --host")
@@ -322,13 +318,9 @@ def test_a_corpus_that_is_nowhere_is_named(moved, tmp_path, refuse):
 
 
 def other_corpus(moved, folder, vocabulary=None):
-    return build_corpus(
-        [Document(title="Town", text="Town has a mill.", source_id="town")],
-        folder,
-        vocabulary=vocabulary or WordPiece.load(moved / "corpus" / "vocab.txt"),
-        tagger=RuleTagger(),
-        chunk_length=40,
-    )
+    vocabulary = vocabulary or WordPiece.load(moved / "corpus" / "vocab.txt")
+    town = Document("Town", "Town has a mill.", "town")
+    build_corpus([town], folder, vocabulary, chunk_length=40)
 
 
 def test_only_a_later_version_of_the_corpus_is_safe(moved, tmp_path):

@@ -31,14 +31,15 @@ def _nothing_stays(registry, monkeypatch):
 
 @pytest.fixture
 def realm(corpus, capsys):
-    """Runs `realm tasks` on a corpus of towns; returns code, output and errors."""
+    """Runs `realm tasks` on a corpus of towns; returns what it printed."""
 
     def run(*arguments, registered=True):
         capsys.readouterr()
         given = [f"--corpus={corpus}", "--name=towns"] if registered else []
         code = main(["tasks", *given, *arguments])
         said = capsys.readouterr()
-        return code, said.out, said.err
+        assert (code, said.err) == (0, "")
+        return said.out
 
     return run
 
@@ -51,9 +52,7 @@ def module_in(folder, name, corpus):
 
 
 def test_lists_all_tasks_in_columns(realm):
-    code, out, err = realm()
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
+    lines = realm().splitlines()
     rows = [tuple(line.split(maxsplit=2)) for line in lines]
     assert rows == [(row.task, row.split, row.content) for row in inspect.summaries()]
     kinds = ("blocks", "ict", "random_spans", "random_tokens", "salient", "terms")
@@ -62,25 +61,20 @@ def test_lists_all_tasks_in_columns(realm):
 
 
 def test_shows_examples(realm):
-    code, out, err = realm("towns_salient", "--show=3")
-    assert (code, err) == (0, "")
+    shown = realm("towns_salient", "--show=3")
     examples = inspect.show("towns_salient", "train", 3)
-    assert out == "\n\n".join("\n".join(lines) for lines in examples) + "\n"
+    assert shown == "\n\n".join("\n".join(lines) for lines in examples) + "\n"
     # Fewer than asked for is all there are.
-    _, out, _ = realm(
-        "towns_blocks", "--show=500", "--split=validation", registered=False
-    )
-    assert 0 < len(out.split("\n\n")) < 60
+    words = ("towns_blocks", "--show=500", "--split=validation")
+    assert 0 < len(realm(*words, registered=False).split("\n\n")) < 60
 
 
 def test_colour_is_for_terminals_only(realm, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    _, out, _ = realm("towns_salient", "--show=1")
-    assert f"{BOLD}[MASK]\x1b[0m" in out
+    assert f"{BOLD}[MASK]\x1b[0m" in realm("towns_salient", "--show=1")
     monkeypatch.setenv("NO_COLOR", "1")
-    _, out, _ = realm("towns_salient", "--show=1", registered=False)
-    assert BOLD not in out
+    assert BOLD not in realm("towns_salient", "--show=1", registered=False)
 
 
 def test_questions_are_registered_with_the_corpus_and_one_task_may_be_named(
@@ -89,12 +83,10 @@ def test_questions_are_registered_with_the_corpus_and_one_task_may_be_named(
     path = tmp_path / "questions.jsonl"
     record = {"id": "1", "question": "Town 3", "answers": ["1203"], "split": "train"}
     path.write_text(json.dumps(record))
-    code, out, _ = realm(f"--questions={path}", "towns_questions", "--show=1")
-    assert code == 0
-    assert out.splitlines() == ["question  town 3", "answers   [1203]"]
-    code, out, _ = realm("towns_ict", registered=False)
-    assert code == 0
-    assert {line.split()[0] for line in out.splitlines()} == {"towns_ict"}
+    shown = realm(f"--questions={path}", "towns_questions", "--show=1")
+    assert shown.splitlines() == ["question  town 3", "answers   [1203]"]
+    listed = realm("towns_ict", registered=False).splitlines()
+    assert {line.split()[0] for line in listed} == {"towns_ict"}
 
 
 def test_modules_in_the_working_directory_register_their_own(
@@ -103,11 +95,9 @@ def test_modules_in_the_working_directory_register_their_own(
     monkeypatch.chdir(tmp_path)
     module_in(tmp_path, "my_first", corpus)
     module_in(tmp_path, "my_second", corpus)
-    code, out, _ = realm(
-        "--import_module=my_first", "--import_module=my_second", registered=False
-    )
-    assert code == 0
-    assert {line.split("_")[0] for line in out.splitlines()} == {"first", "second"}
+    words = ("--import_module=my_first", "--import_module=my_second")
+    listed = realm(*words, registered=False).splitlines()
+    assert {line.split("_")[0] for line in listed} == {"first", "second"}
 
 
 def test_bad_input_is_one_line_and_code_2(realm, refuse):

@@ -14,22 +14,16 @@ _TEXT = (
 )
 
 
-def articles() -> list[Document]:
-    """Returns articles of five sentences, and one of a single sentence."""
-    years = range(1500, 1900, 50)
-    documents = []
-    for i, (town, year) in enumerate(zip(_TOWNS, years, strict=True)):
-        founder, painter = _TOWNS[i - 1], _TOWNS[i - 2]
-        text = _TEXT.format(town, founder, year, year + 7, painter, year + 31)
-        documents.append(Document(town, text, f"town-{i}"))
-    return [*documents, Document("Ilm", "Ilm is a river near Hult.", "river-0")]
-
-
 @pytest.fixture(scope="session")
 def small_store(tmp_path_factory):
-    """The articles in blocks of two or three sentences."""
+    """Articles of five sentences and of a single one, in blocks of two or three."""
+    documents = []
+    for i, town in enumerate(_TOWNS):
+        founder, painter, year = _TOWNS[i - 1], _TOWNS[i - 2], 1500 + 50 * i
+        text = _TEXT.format(town, founder, year, year + 7, painter, year + 31)
+        documents.append(Document(town, text, f"town-{i}"))
+    documents.append(Document("Ilm", "Ilm is a river near Hult.", "river-0"))
     directory = tmp_path_factory.mktemp("small")
-    documents = articles()
     vocabulary = WordPiece.train(
         [document.text for document in documents], 400, directory / "vocab.txt"
     )

@@ -18,12 +18,10 @@ def starts_of(counts):
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def write(folder, counts):
-    """Examples `row` of sentences with so many spans each."""
-    arrays = {
-        "row": np.arange(sum(counts)),
-        "sentence_id": np.repeat(np.arange(len(counts)), counts),
-    }
+def write(folder, counts, **features):
+    """Writes examples of sentences with so many spans each."""
+    ids = np.repeat(np.arange(len(counts)), counts)
+    arrays = {"row": np.arange(len(ids)), "sentence_id": ids, **features}
     return write_examples(folder, [arrays], {})
 
 
@@ -119,35 +117,23 @@ def test_all_spans_are_visited_if_asked_for_or_if_sentences_are_unknown(tmp_path
 
 
 def test_dense_blocks_do_not_dominate_an_epoch(tmp_path):
-    """A tenth of the blocks has six spans a sentence; the others have one or two."""
-    rng = np.random.default_rng(0)
-    blocks = np.repeat(np.arange(200), 4)
-    counts = np.where(blocks < 20, 6, rng.integers(1, 3, len(blocks)))
-    arrays = {
-        "source_block": np.repeat(blocks, counts),
-        "sentence_id": np.repeat(np.arange(len(counts)), counts),
-    }
-    examples = write_examples(tmp_path / "set", [arrays], {})
-    every, drawn = (
-        span_density.epoch_by_block(examples, spans, num_blocks=200)
-        for spans in (Spans.ALL, Spans.ONE_PER_SENTENCE)
-    )
-    dense = counts[blocks < 20].sum() / counts.sum()
-    assert every[:20].sum() / every.sum() == dense > 0.28
-    assert span_density.share_of_densest(every) == dense
-    assert drawn.tolist() == [4] * 200
-    assert span_density.share_of_densest(drawn) == 0.1
+    """One block in ten has six spans in each of its two sentences."""
+    counts, blocks = [1, 1] * 9 + [6, 6], np.repeat(range(10), 2)
+    examples = write(tmp_path / "set", counts, source_block=np.repeat(blocks, counts))
+    for spans, by_block in {
+        Spans.ALL: [2] * 9 + [12],
+        Spans.ONE_PER_SENTENCE: [2] * 10,
+    }.items():
+        found = span_density.epoch_by_block(examples, spans, num_blocks=10)
+        assert found.tolist() == by_block
+        assert span_density.share_of_densest(found) == by_block[-1] / sum(by_block)
 
 
 def test_density_cannot_be_measured_without_blocks_or_sentences(tmp_path):
-    ids = np.arange(3)
-    for name, arrays in {
-        "news": {"source_block": np.full(3, -1), "sentence_id": ids},
-        "older": {"source_block": ids},
-        "questions": {"question_index": ids, "sentence_id": ids},
-    }.items():
-        examples = write_examples(tmp_path / name, [arrays], {})
-        with refused(f"{name}, got some without"):
+    older = write_examples(tmp_path / "older", [{"source_block": np.arange(3)}], {})
+    news = write(tmp_path / "news", [1, 1], source_block=np.full(2, -1))
+    for examples in (older, news, write(tmp_path / "questions", [1, 1])):
+        with refused(f"{examples.directory}, got some without"):
             span_density.epoch_by_block(examples, Spans.ALL, num_blocks=3)
 
 
@@ -183,14 +169,6 @@ def test_damaged_starts_are_named(tmp_path):
     flip(tmp_path / "set/sentence_starts.npy")
     with refused(r"from 0 to 3 in .*/sentence_starts\.npy"):
         Examples.open(tmp_path / "set")
-
-
-def test_an_id_that_is_no_integer_is_one_line(tmp_path):
-    for ids in (np.zeros(3), np.zeros((3, 2), np.int64)):
-        batch = {"row": np.zeros(3), "sentence_id": ids}
-        with refused("expected one integer as the feature"):
-            write_examples(tmp_path / "set", [batch], {})
-    assert not list(tmp_path.iterdir())
 
 
 def test_together_asks_for_the_drawn_span_first(tmp_path):

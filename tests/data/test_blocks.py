@@ -1,9 +1,11 @@
 """The block store: token layouts against plain loops, and refusal of damaged files."""
 
+import dataclasses
 import errno
 import itertools
 import json
 import shutil
+from unittest import mock
 
 import google_crc32c
 import numpy as np
@@ -33,13 +35,12 @@ def make_block(number):
     return Block(np.array(title_ids, np.int32), np.array(body_ids, np.int32), text)
 
 
-ALL = range(4)
+BLOCKS = [make_block(number) for number in range(len(PIECES))]
+TEXTS = [block.text for block in BLOCKS]
 
 
-def write(directory, numbers=ALL):
-    return write_blocks(
-        directory, map(make_block, numbers), vocabulary=WORDPIECE, chunk_length=16
-    )
+def write(directory, blocks=BLOCKS):
+    return write_blocks(directory, blocks, vocabulary=WORDPIECE, chunk_length=16)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def own_store(tmp_path):
-    write(tmp_path / "store")
-    return tmp_path / "store"
+    return write(tmp_path / "store").directory
 
 
 def test_ids_of_documents_and_of_queries_with_bodies(store):
@@ -104,29 +104,28 @@ def test_consecutive_bodies_are_those_that_are_padded_elsewhere(store):
 def test_the_last_id_of_a_large_vocabulary_survives(tmp_path):
     size = 119_547  # Multilingual BERT's.
     vocabulary = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(size - 5))])
-    block = Block(np.array([5]), np.array([size - 1, 6]), make_block(0).text)
+    block = Block(np.array([5]), np.array([size - 1, 6]), TEXTS[0])
     part = unpack_blocks(pack_blocks([block], document_rows([], []), Summary()))
-    settings = {"vocabulary": vocabulary, "chunk_length": 16}
-    write_blocks(tmp_path / "store", part.blocks, **settings)
-    store = BlockStore.open(tmp_path / "store")
-    assert store.body_ids(np.array([0]), 2).tolist() == [[size - 1, 6]]
+    store = write_blocks(
+        tmp_path / "store", part.blocks, vocabulary=vocabulary, chunk_length=16
+    )
     expected = [vocabulary.cls, 5, vocabulary.sep, size - 1, 6, vocabulary.sep]
     assert store.document_ids(np.array([0]), 6)[0].tolist() == [expected]
 
 
 def test_texts_come_back_as_written(store, tmp_path, monkeypatch):
-    assert [store.text(i) for i in range(4)] == [make_block(i).text for i in range(4)]
-    assert store.texts([3, 0, 3]) == [make_block(i).text for i in (3, 0, 3)]
+    assert [store.text(i) for i in range(4)] == TEXTS
+    assert store.texts([3, 0, 3]) == [TEXTS[i] for i in (3, 0, 3)]
     assert isinstance(store.text(0).spans[0], Span)
     assert store.texts([]) == []
     monkeypatch.setattr(block_writer, "_BLOCKS_PER_TEXT_FILE", 3)
     several = write(tmp_path / "store")
     assert len(list(several.directory.glob("texts-*"))) == 2
     order = [3, 1, 2, 0]
-    assert several.texts(order) == [make_block(i).text for i in order]
+    assert several.texts(order) == [TEXTS[i] for i in order]
     monkeypatch.setattr(blocks, "_TEXTS_AT_A_TIME", 3)
     assert list(several.iter_texts(np.array(order))) == several.texts(order)
-    assert list(several.iter_texts()) == several.texts(range(4))
+    assert list(several.iter_texts()) == TEXTS
 
 
 def test_ids_and_lengths_out_of_range_are_refused(store):
@@ -150,42 +149,35 @@ def test_ids_and_lengths_out_of_range_are_refused(store):
         store.joined_ids(np.array([[CLS, SEP, 0]]), np.array([[0]]), 3)
 
 
-def test_fingerprint_follows_content_but_not_spans(own_store, tmp_path):
-    def fingerprint(name, change):
-        changed = [make_block(number) for number in range(4)]
-        changed[1] = change(changed[1])
-        directory = tmp_path / name
-        write_blocks(directory, changed, vocabulary=WORDPIECE, chunk_length=16)
-        return BlockStore.open(directory).fingerprint
-
-    def with_text(**fields):
-        return lambda b: Block(b.title_ids, b.body_ids, b.text._replace(**fields))
-
-    original = BlockStore.open(own_store).fingerprint
-    assert fingerprint("spans", with_text(spans=[])) == original
-    different = {
-        original,
-        fingerprint("title", with_text(title="Other")),
-        fingerprint("body", with_text(body="other")),
-        fingerprint("id", lambda b: Block(b.title_ids, b.body_ids + 1, b.text)),
-        fingerprint("split", lambda b: Block(b.body_ids, b.title_ids, b.text)),
-        write(tmp_path / "fewer", range(3)).fingerprint,
-    }
-    assert len(different) == 6
+def test_fingerprint_follows_content_but_not_spans(store, tmp_path):
+    first, block, *others = BLOCKS
+    changes = [
+        {"text": block.text._replace(title="Other")},
+        {"text": block.text._replace(body="other")},
+        {"body_ids": block.body_ids + 1},
+        {"title_ids": block.body_ids, "body_ids": block.title_ids},
+        {"text": block.text._replace(spans=[])},
+    ]
+    changed = [[first, dataclasses.replace(block, **c), *others] for c in changes]
+    *different, without_spans = (
+        write(tmp_path / str(i), made).fingerprint for i, made in enumerate(changed)
+    )
+    assert without_spans == store.fingerprint
+    fewer = write(tmp_path / "fewer", BLOCKS[:3]).fingerprint
+    assert len({store.fingerprint, fewer, *different}) == 6
 
 
 def test_info_counts(own_store):
-    info = blocks.read_info(own_store)
-    counts = {name: value for name, value in info.items() if name.startswith("num_")}
-    assert counts == {
+    expected = {
         "num_blocks": 4,
         "num_wordpieces": 25,
         "num_sentences": 4,
         "num_spans": 4,
         "num_duplicate_blocks": 0,
+        "chunk_length": 16,
+        "vocabulary_fingerprint": WORDPIECE.fingerprint,
     }
-    assert info["chunk_length"] == 16
-    assert info["vocabulary_fingerprint"] == WORDPIECE.fingerprint
+    assert blocks.read_info(own_store).items() >= expected.items()
 
 
 ARRAYS = ("ids.npy", "offsets.npy", "title_lengths.npy", "hashes.npy")
@@ -215,7 +207,9 @@ def test_blocks_that_do_not_fit_their_neighbours_are_named_on_opening(
 ):
     """Whichever bit of an offset or of a title's length makes it so, of every size."""
     monkeypatch.setattr(store_files, "_PARTS_AT_ONCE", 3)
-    offsets = [0, *np.cumsum([len(title) + len(body) for title, body in PIECES])]
+    ends = np.cumsum([len(title) + len(body) for title, body in PIECES])
+    titles = [len(title) for title, _ in PIECES]
+    sound = {"offsets": [0, *ends.tolist()], "title_lengths": titles}
     found = 0
     bits_of_offsets = (*range(6), 8, 15, 16, 31, 32, 47, 62, 63)
     for name, bits in {"offsets": bits_of_offsets, "title_lengths": range(16)}.items():
@@ -225,12 +219,10 @@ def test_blocks_that_do_not_fit_their_neighbours_are_named_on_opening(
             changed = before.copy()
             changed[place] ^= changed.dtype.type(1) << changed.dtype.type(bit)
             np.save(path, changed)
-            starts = changed if name == "offsets" else np.array(offsets)
-            titles = [len(title) for title, _ in PIECES]
-            titles = changed.tolist() if name == "title_lengths" else titles
-            lengths = np.diff(np.array(starts.tolist(), object))
+            starts, titles = (sound | {name: changed.tolist()}).values()
+            lengths = np.diff(np.array(starts, object))
             if starts[0] == 0 and starts[-1] == 25 and (lengths >= titles).all():
-                assert (BlockStore.open(own_store).body_lengths(ALL) >= 0).all()
+                assert (BlockStore.open(own_store).body_lengths(range(4)) >= 0).all()
                 continue
             found += 1
             with refused(f"{name}.npy"):
@@ -266,7 +258,7 @@ def test_a_store_of_an_earlier_release_opens_and_is_verified(own_store):
     path.write_text(json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False))
     store = BlockStore.open(own_store)
     store.verify()
-    assert store.text(2) == make_block(2).text
+    assert store.text(2) == TEXTS[2]
     flip(own_store / "ids.npy", -2)
     with refused(r"/ids\.npy is damaged \(crc32c "):
         store.verify()
@@ -285,27 +277,21 @@ def test_another_vocabulary_and_damaged_texts_are_refused(own_store):
 
 def test_what_fails_leaves_nothing(tmp_path, monkeypatch):
     def interrupted():
-        yield 0
+        yield BLOCKS[0]
         raise KeyboardInterrupt
-
-    def full(*arguments, **keywords):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    real_writer = block_writer.ArrayRecordWriter
-
-    def open_full_device(path, options):
-        return real_writer("/dev/full", options)
 
     with refused("got no block at all"):
         write(tmp_path / "store", [])
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "store", interrupted())
     with monkeypatch.context() as patch, refused("the disk is full"):
-        patch.setattr(np, "save", full)
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr(np, "save", mock.Mock(side_effect=full))
         write(tmp_path / "store")
     # The library's own error, from a device that is always full.
     with monkeypatch.context() as patch, refused("the disk is full"):
-        patch.setattr(block_writer, "ArrayRecordWriter", open_full_device)
+        writer, name = block_writer.ArrayRecordWriter, "ArrayRecordWriter"
+        patch.setattr(block_writer, name, lambda _, how: writer("/dev/full", how))
         write(tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
 
@@ -325,4 +311,4 @@ def test_neither_what_a_killed_writer_left_nor_an_empty_folder_stops_the_next(tm
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert len(list((tmp_path / "store").glob("texts-*"))) == 1
     shutil.move(tmp_path / "store", tmp_path / "elsewhere")
-    assert BlockStore.open(tmp_path / "elsewhere").text(2) == make_block(2).text
+    assert BlockStore.open(tmp_path / "elsewhere").text(2) == TEXTS[2]

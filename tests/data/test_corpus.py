@@ -49,24 +49,8 @@ def quoted(text, ranges):
     return [text[start:end] for start, end, *_ in ranges]
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory, vocabulary):
-    return build(tmp_path_factory.mktemp("corpus") / "corpus", vocabulary)
-
-
-def test_bodies_are_the_documents_without_what_lies_between_blocks(store):
-    texts = store.texts(range(store.num_blocks))
-    for document in DOCUMENTS:
-        bodies = [t.body for t in texts if t.source_id == document.source_id]
-        assert "".join("".join(bodies).split()) == "".join(document.text.split())
-        assert all(body in document.text for body in bodies)
-    assert next(t.title for t in texts if t.source_id == "lodz") == "Łódź"
-    sources = [text.source_id for text in texts]
-    assert sources == sorted(sources, key=["fermat", "lodz", "untitled"].index)
-    store.verify()
-
-
-def test_spans_stand_where_the_tagger_saw_them(store):
+def test_spans_stand_where_the_tagger_saw_them(tmp_path, vocabulary):
+    store = build(tmp_path / "corpus", vocabulary)
     texts = store.texts(range(store.num_blocks))
     spans = [span for text in texts for span in quoted(text.body, text.spans)]
     expected = "Pierre de Fermat|French|1607|Toulouse|Poland|Ávila|19th century"

@@ -1,51 +1,46 @@
 """Queries with judgements, as BEIR and others have them."""
 
-import gzip
-import json
-
 import pytest
 
 from realm_jax.data.judgements import JudgedQuery, read_judgements
+from tests.json_lines import write_lines
 from tests.refused import refused
 
-DOCUMENTS = {"d1", "d2", "d3"}
 BEIR = [{"_id": "q1", "text": "wings", "metadata": {}}, {"_id": "q2", "text": "heat"}]
 QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td3\t0\n"
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(name, content):
-        if not isinstance(content, str):
-            content = "".join(json.dumps(line) + "\n" for line in content)
-        (tmp_path / name).write_text(content)
-        return str(tmp_path / name)
+def read(tmp_path):
+    """Reads queries and judgements from files of their own."""
 
-    return write
+    def read(queries, qrels="", name="queries.jsonl"):
+        path = tmp_path / "qrels.tsv"
+        path.write_text(qrels)
+        documents = {"d1", "d2", "d3"}
+        queries = write_lines(tmp_path / name, queries)
+        return read_judgements(queries, str(path) if qrels else "", documents)
+
+    return read
 
 
-def test_beirs_files(write, tmp_path):
-    queries, qrels = write("queries.jsonl", BEIR), write("test.tsv", QRELS)
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
+def test_beirs_files(read, name):
     # Of the second no document is relevant.
     expected = [JudgedQuery("q1", "wings", {"d1": 2, "d2": 0})]
-    assert read_judgements(queries, qrels, DOCUMENTS) == expected
-    zipped = tmp_path / "queries.jsonl.gz"
-    zipped.write_bytes(gzip.compress((tmp_path / "queries.jsonl").read_bytes()))
-    assert read_judgements(str(zipped), qrels, DOCUMENTS) == expected
+    assert read(BEIR, QRELS, name) == expected
 
 
 @pytest.mark.parametrize(
     "qrels", ["q1 0 d1 2\nq1 0 d2 0\n", "q1\t0\td1\t2\nq1\t0\td2\t0\n\n"]
 )
-def test_the_columns_of_trec_eval(write, qrels):
-    queries = write("queries.jsonl", BEIR)
-    [query] = read_judgements(queries, write("qrels.txt", qrels), DOCUMENTS)
+def test_the_columns_of_trec_eval(read, qrels):
+    [query] = read(BEIR, qrels)
     assert query.grades == {"d1": 2, "d2": 0}
 
 
-def test_relevant_documents_beside_the_queries(write):
-    lines = [{"id": 7, "question": "Wings?", "gold_ids": ["d1", "d3"]}]
-    [query] = read_judgements(write("q.jsonl", lines), "", DOCUMENTS)
+def test_relevant_documents_beside_the_queries(read):
+    [query] = read([{"id": 7, "question": "Wings?", "gold_ids": ["d1", "d3"]}])
     assert query == JudgedQuery("7", "Wings?", {"d1": 1, "d3": 1})
 
 
@@ -62,11 +57,9 @@ def test_relevant_documents_beside_the_queries(write):
         ([BEIR[0], BEIR[0]], QRELS, "queries.jsonl:2.*'q1'"),
         ([{"_id": "q1", "title": "wings"}], QRELS, "queries.jsonl:1.*'question'"),
         ([{"id": "q1", "question": "w", "gold_ids": "d1"}], "", "a list of ids"),
-        ("", QRELS, "expected queries.*got none"),
+        ([], QRELS, "expected queries.*got none"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(write, queries, qrels, message):
-    path = write("queries.jsonl", queries)
-    given = write("qrels.tsv", qrels) if qrels else ""
+def test_what_does_not_belong_together_is_refused(read, queries, qrels, message):
     with refused(message):
-        read_judgements(path, given, DOCUMENTS)
+        read(queries, qrels)

@@ -32,6 +32,7 @@ FIRST = {
     "split": "train",
 }
 SECOND = {"id": "b", "question": "Who drew?", "answers": ["Čudo"], "split": "dev"}
+VOCABULARY = WordPiece([*SPECIAL_PIECES, "it", "burnt", "down", "."])
 
 
 def write(tmp_path, *lines):
@@ -100,13 +101,11 @@ def test_arrays_hold_question_and_answers(small_store):
         expected = [vocabulary.cls, *pieces, vocabulary.sep]
         padding = [0] * (12 - len(expected))
         assert examples["question_ids"][row].tolist() == expected + padding
-        for answer, ids in zip(
-            question.answers, examples["answer_ids"][row], strict=False
-        ):
-            pieces = vocabulary.encode(answer).ids.tolist()
-            assert ids.tolist() == pieces + [0] * (16 - len(pieces))
-    assert not examples["answer_ids"][0, 2].any()
-    assert not examples["answer_ids"][1, 1:].any()
+        answers = [vocabulary.encode(a).ids.tolist() for a in question.answers]
+        answers += [[]] * (3 - len(answers))
+        assert examples["answer_ids"][row].tolist() == [
+            ids + [0] * (16 - len(ids)) for ids in answers
+        ]
 
 
 def test_answers_no_span_could_match_leave_their_place(small_store):
@@ -154,22 +153,14 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def test_patterns_have_a_feature_of_their_own(small_store):
     texts = Question("a", 0, "Who?", ("Hult", "Brel"), "train")
-    questions = [
-        texts,
-        pattern_question(r"Sept?(ember)?", "Čudo|서울", "Sept?(ember)?"),
-    ]
-    examples = question_examples(
-        questions, small_store.vocabulary, max_answers=3, max_pattern_length=20
-    )
-    specs = question_specs(max_answers=3, max_pattern_length=20)
+    patterns = pattern_question("Sept?(ember)?", "Čudo|서울", "Sept?(ember)?")
+    room = {"max_answers": 3, "max_pattern_length": 20}
+    examples = question_examples([texts, patterns], small_store.vocabulary, **room)
     assert {name: array.shape[1:] for name, array in examples.items()} == {
-        name: spec.shape for name, spec in specs.items()
+        name: spec.shape for name, spec in question_specs(**room).items()
     }
-    assert decode_patterns(examples["answer_patterns"][0]) == ()
-    assert decode_patterns(examples["answer_patterns"][1]) == (
-        r"Sept?(ember)?",
-        "Čudo|서울",
-    )
+    none, both = map(decode_patterns, examples["answer_patterns"])
+    assert (none, both) == ((), ("Sept?(ember)?", "Čudo|서울"))
     assert examples["answer_ids"][0].any()
     assert not examples["answer_ids"][1].any()
 
@@ -214,8 +205,7 @@ def test_a_corpus_says_which_articles_it_has(tmp_path):
     documents = [
         Document(title, "It burnt down. " * 5, title) for title in ("Čerkov", "R & B")
     ]
-    vocabulary = WordPiece([*SPECIAL_PIECES, "it", "burnt", "down", "."])
-    corpus = build_corpus(documents, tmp_path / "corpus", vocabulary, chunk_length=9)
+    corpus = build_corpus(documents, tmp_path / "corpus", VOCABULARY, chunk_length=9)
     assert corpus.num_blocks > len(documents)
     known = asked("C\u030cerkov", "R_&amp;_B", " r  & B")
     assert unknown_titles(corpus, known) is None
@@ -223,16 +213,13 @@ def test_a_corpus_says_which_articles_it_has(tmp_path):
     assert unknown_titles(None, asked(None)) is None  # pyright: ignore
 
 
-@given(st.lists(st.integers(0, 12), min_size=1), st.integers(3, 12))
-def test_cut_questions_are_those_of_shorter_examples(words, length):
-    vocabulary = WordPiece([*SPECIAL_PIECES, "it", "burnt", "down", "."])
-    texts = [" ".join(["it", "burnt", "down"] * 4)[: 4 * count] for count in words]
+@given(st.lists(st.integers(0, 5), min_size=1), st.integers(3, 12))
+def test_cut_questions_are_those_of_shorter_examples(counts, length):
     questions = [
-        Question(str(row), row, text, ("it",), "train")
-        for row, text in enumerate(texts)
+        Question("a", 0, "it burnt down " * count, ("it",), "train") for count in counts
     ]
     whole, shorter = (
-        question_examples(questions, vocabulary, query_length=size)["question_ids"]
+        question_examples(questions, VOCABULARY, query_length=size)["question_ids"]
         for size in (12, length)
     )
     np.testing.assert_array_equal(cut_questions(whole, length), shorter)

@@ -18,8 +18,7 @@ CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
 
 @pytest.fixture
 def folder(tmp_path):
-    pieces = [*SPECIAL_PIECES, *PIECES]
-    (tmp_path / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    WordPiece([*SPECIAL_PIECES, *PIECES]).save(tmp_path / "vocab.txt")
     return tmp_path
 
 
@@ -65,7 +64,7 @@ def test_without_files_capitals_make_a_vocabulary_cased(folder):
     assert read(folder) == "The Café ##s in 東 京 タワー ."
     assert read(folder, lowercase=True) == "the cafe ##s in 東 京 タワー ."
     lower = [*SPECIAL_PIECES, *(piece for piece in PIECES if piece.islower())]
-    (folder / "vocab.txt").write_text("\n".join(lower), encoding="utf-8")
+    WordPiece(lower).save(folder / "vocab.txt")
     assert read(folder, "The Cafés") == "the cafe ##s"
 
 

@@ -19,8 +19,8 @@ WORDPIECE = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(60))])
 def write(directory, number):
     ids = np.array([10 + number], np.int32)
     block = Block(ids, ids, BlockText("", f"w{number}", "a", [(0, 2)], []))
-    write_blocks(directory, [block], vocabulary=WORDPIECE, chunk_length=16)
-    return directory
+    settings = {"vocabulary": WORDPIECE, "chunk_length": 16}
+    return write_blocks(directory, [block], **settings).directory
 
 
 @pytest.fixture
@@ -38,12 +38,11 @@ def test_the_newest_version_is_found_from_any_wherever_they_are(chain, tmp_path)
     parent = json.loads((chain[2] / versions.PARENT_FILE).read_text())
     assert (chain[2] / parent["corpus"]).resolve() == chain[1].resolve()
     # Moved together, and reached by a link.
-    shutil.move(tmp_path / "all", tmp_path / "elsewhere")
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "corpus").symlink_to(tmp_path / "elsewhere" / "v0")
-    expected = (tmp_path / "elsewhere" / "v2").resolve()
-    assert newest_version(tmp_path / "elsewhere" / "v0") == expected
-    assert newest_version(tmp_path / "links" / "corpus") == expected
+    moved = tmp_path / "elsewhere"
+    shutil.move(tmp_path / "all", moved)
+    (tmp_path / "link").symlink_to(moved / "v0")
+    for place in (moved / "v0", tmp_path / "link"):
+        assert newest_version(place) == (moved / "v2").resolve()
 
 
 def test_without_successor_it_is_the_newest_as_it_was_named(tmp_path, monkeypatch):

@@ -17,9 +17,7 @@ from realm_jax.data import wordpiece as wordpiece_module
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from tests.refused import refused
 
-BERT_VOCABULARY = (
-    Path(__file__).parents[2] / ".cache" / "data" / "minilm-l6" / "vocab.txt"
-)
+ROOT = Path(__file__).parents[2]
 SPACED_PIECES = """
     a b c é e n k s u the hello world fa ##ble un ##aff ##able ##n ##k ##s
     ! . , - [ ] mask ' 中 文 中文 ##文 ##字 1984 ##0 1 я ö
@@ -173,16 +171,14 @@ def test_a_space_ends_a_word_beside_every_character():
 def test_few_words_are_kept_and_none_are_sent_to_workers(monkeypatch):
     monkeypatch.setattr(wordpiece_module, "_MAX_KEPT_WORDS", 3)
     wordpiece = WordPiece(PIECES)
-    for _ in range(3):
-        for text in ("hello world", "the unaffable", "hello hello the", "中 !"):
-            [ids] = wordpiece.ids_batch([text])
-            assert ids.tolist() == twin_ids(text, wordpiece)
-            assert len(wordpiece._kept) <= 3 + 3
+    for text in ("hello world", "the unaffable", "hello hello the", "中 !") * 3:
+        [ids] = wordpiece.ids_batch([text])
+        assert ids.tolist() == twin_ids(text, wordpiece)
+        assert len(wordpiece._kept) <= 3 + 3
     sent = pickle.dumps(wordpiece)
     assert len(sent) == len(pickle.dumps(WordPiece(PIECES)))
-    assert pickle.loads(sent).ids_batch(["hello"])[0].tolist() == twin_ids(
-        "hello", wordpiece
-    )
+    [ids] = pickle.loads(sent).ids_batch(["hello"])
+    assert ids.tolist() == twin_ids("hello", wordpiece)
 
 
 def test_text_never_makes_a_special_piece():
@@ -196,9 +192,10 @@ def test_text_never_makes_a_special_piece():
 
 
 def test_published_vocabulary_gives_the_published_example():
-    if not BERT_VOCABULARY.exists():
+    path = ROOT / ".cache/data/minilm-l6/vocab.txt"
+    if not path.exists():
         pytest.skip("`make data` fetches BERT's vocabulary")
-    wordpiece = WordPiece.load(BERT_VOCABULARY)
+    wordpiece = WordPiece.load(path)
     text = "John Johanson's house, unaffable."
     pieces = [wordpiece.pieces[i] for i in wordpiece.encode(text).ids]
     expected = "john johan ##son ' s house , una ##ffa ##ble ."
@@ -288,10 +285,9 @@ def test_training_knows_every_common_character_the_same_in_every_process(tmp_pat
         "from realm_jax.data.wordpiece import WordPiece; "
         "WordPiece.train(SYLLABLES, 8000, sys.argv[1], lowercase=False)"
     )
-    root = Path(__file__).parents[2]
     for name in "ab":
         subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / name)], check=True, cwd=root
+            [sys.executable, "-c", script, str(tmp_path / name)], check=True, cwd=ROOT
         )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     trained = WordPiece.load(tmp_path / "a", lowercase=False)

@@ -5,13 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.compare import (
-    compare_runs,
-    read_run,
-    render_comparison,
-    summary_lines,
-    write_comparison,
-)
+from realm_jax.cli.main import main
+from realm_jax.evaluation.compare import compare_runs, read_run, render_comparison
 from realm_jax.evaluation.comparisons import AFTER_FINETUNING, AFTER_REALM
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
@@ -19,6 +14,7 @@ from realm_jax.manifests import FileRecord
 from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
 from tests.evaluation.test_report import HOSTILE, Page, require_parts, run_info, start
 from tests.flipped import read_flipped
+from tests.json_lines import write_lines
 from tests.refused import refused
 
 COUNT = 60
@@ -40,9 +36,7 @@ def line(number, *, right, found, text="plain", **changes):
 
 
 def write_run(folder, lines, starts=None, versions="0.10"):
-    folder.mkdir()
-    text = "".join(json.dumps(record) + "\n" for record in lines)
-    (folder / "predictions.jsonl").write_text(text)
+    write_lines(folder / "predictions.jsonl", lines)
     if starts is not None:
         recorded = [
             {"stage": stage, "starts": list(map(dataclasses.asdict, of_stage))}
@@ -146,10 +140,21 @@ def test_predictions_of_earlier_versions_are_compared_by_exact_match(runs, tmp_p
         assert comparison.settings["finetune"][0].first == "not recorded"
 
 
-def test_the_page_is_sound_and_shows_what_was_compared(runs, tmp_path):
+def test_the_command_writes_a_sound_page_that_shows_what_was_compared(
+    runs, outcomes, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    assert main(["compare", *runs, f"--output={out}"]) == 0
+    recall, exact_match, f1, place = capsys.readouterr().out.splitlines()
+    first, second = (sum(found for _, found in run) / COUNT for run in outcomes)
+    gained = f"+{100 * (second - first):.1f} points (95% interval "
+    said = f"After REALM, recall@5: {first:.1%} and {second:.1%}, {gained}"
+    assert recall.startswith(said)
+    assert exact_match.startswith("After fine-tuning, exact match: ")
+    assert f1.startswith("After fine-tuning, F1: ")
+    assert place == f"the comparison is in {out}/compare.html"
     comparison = compare_runs(*map(read_run, runs))
-    write_comparison(comparison, str(tmp_path / "out"))
-    written = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    written = {path.name: path.read_text() for path in out.iterdir()}
     assert written.keys() == {"compare.html", "compare.json"}
     page = Page(written["compare.html"])
     assert page.tags["script"] == 0
@@ -163,9 +168,6 @@ def test_the_page_is_sound_and_shows_what_was_compared(runs, tmp_path):
     assert content["num_questions"] == COUNT
     assert content["figures"][0]["metric"] == "recall@5"
     assert content["settings"]["pretrain"][1]["second"] == "1"
-    said = [line.split(":")[0] for line in summary_lines(comparison)]
-    after = ("After fine-tuning, exact match", "After fine-tuning, F1")
-    assert said == ["After REALM, recall@5", *after]
 
 
 def test_what_comes_from_text_is_escaped(tmp_path):
@@ -211,8 +213,9 @@ def test_no_changed_bit_of_an_evaluation_is_believed(tmp_path):
 def test_damaged_predictions_are_bad_input(tmp_path):
     whole = line(0, right=True, found=True)
     other = line(1, right=True, found=True, measured={})
-    with refused(r"predictions\.jsonl, found none"):
-        read_run(str(tmp_path))
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with refused(r"predictions\.jsonl, found none"):
+            read_run(str(place))
     for text, said in (
         ("", "expected predictions in"),
         ("[]\n", "expected a JSON object"),

@@ -56,6 +56,15 @@ def test_what_shares_no_word_is_not_found(corpus):
     assert (wide[0, -2:] == -1).all()
 
 
+def require_best(found, scores, k):
+    """Requires the blocks of the k highest scores, of equal ones the first."""
+    best = sorted(scores, key=lambda block: (-scores[block], block))[:k]
+    empty = k - len(best)
+    assert found.ids.tolist() == [[*best, *[-1] * empty]]
+    expected = [*(scores[block] for block in best), *[-np.inf] * empty]
+    np.testing.assert_allclose(found.scores[0], expected, rtol=1e-6)
+
+
 # A searcher of one's own may find a block twice; -1 is none.
 rankings = st.lists(st.integers(-1, 12), max_size=8)
 
@@ -73,11 +82,7 @@ def test_fused_is_the_sum_of_reciprocal_ranks(retrieved, by_words, k):
         )
         for block in {*retrieved, *by_words} - {-1}
     }
-    best = sorted(scores, key=lambda block: (-scores[block], block))[:k]
-    empty = k - len(best)
-    assert found.ids.tolist() == [[*best, *[-1] * empty]]
-    expected = [*(scores[block] for block in best), *[-np.inf] * empty]
-    np.testing.assert_allclose(found.scores[0], expected, rtol=1e-6)
+    require_best(found, scores, k)
 
 
 # Whole numbers, whose sums are exact.
@@ -102,7 +107,4 @@ def test_added_scores_are_those_of_a_retriever_plus_bm25_of_the_best(
         + spread * (by_words.get(block, 0) / max(by_words.values(), default=1))
         for block in {*retrieved, *by_words}
     }
-    best = sorted(scores, key=lambda block: (-scores[block], block))[:k]
-    assert added.ids.tolist() == [[*best, *[-1] * (k - len(best))]]
-    expected = [*(scores[b] for b in best), *[-np.inf] * (k - len(best))]
-    np.testing.assert_allclose(added.scores[0], expected, rtol=1e-6)
+    require_best(added, scores, k)

@@ -184,7 +184,8 @@ def sentences_of(measured, masks):
         yield f"{example.before}{mask}{example.after}", example
 
 
-def filler_of(measured):
+@pytest.fixture(scope="module")
+def filler(measured):
     store, retriever, reader, params, embeddings, _ = measured
     return MaskFiller(
         retriever=retriever.config,
@@ -198,8 +199,9 @@ def filler_of(measured):
     )
 
 
-def test_a_sentence_that_is_typed_gets_the_probabilities_that_are_measured(measured):
-    store, filler = measured[0], filler_of(measured)
+def test_a_sentence_that_is_typed_gets_the_probabilities_that_are_measured(
+    measured, filler
+):
     asked = list(sentences_of(measured, lambda words, _: f"[MASK={words}]"))
     answers = filler.answer([sentence for sentence, _ in asked])
     for (sentence, example), answer in zip(asked, answers, strict=True):
@@ -213,14 +215,13 @@ def test_a_sentence_that_is_typed_gets_the_probabilities_that_are_measured(measu
             if found.block_id < 0:
                 assert (found.title, found.text) == ("No document", "")
             else:
-                assert found.text == store.text(found.block_id).body
+                assert found.text == filler.corpus.text(found.block_id).body
             for start, end in found.places:
                 assert found.text[start:end].lower() == example.answer.lower()
     assert any(found.places for answer in answers for found in answer.documents)
 
 
-def test_what_is_guessed_is_likelier_than_what_was_masked(measured):
-    filler = filler_of(measured)
+def test_what_is_guessed_is_likelier_than_what_was_masked(measured, filler):
     given = filler.answer(
         [text for text, _ in sentences_of(measured, lambda words, _: f"[MASK={words}]")]
     )
@@ -248,6 +249,6 @@ def test_what_is_guessed_is_likelier_than_what_was_masked(measured):
         ("kise " + "[MASK] " * 11, "1 to 10 of them masked"),
     ],
 )
-def test_a_sentence_that_cannot_be_filled_in_is_refused(measured, sentence, message):
+def test_a_sentence_that_cannot_be_filled_in_is_refused(filler, sentence, message):
     with refused(message):
-        filler_of(measured).answer([sentence])
+        filler.answer([sentence])

@@ -33,7 +33,7 @@ NUM_READ = 3
 
 @pytest.fixture(scope="module")
 def stages(world, traced_once, tmp_path_factory):
-    """A world, a warm start of it that trained nothing, and what was fine-tuned."""
+    """A world, a warm start of it, and what was fine-tuned from that."""
     folder = tmp_path_factory.mktemp("stages")
     started = tiny_world.warm_start_config(world, folder / "start")
     warm_start.run(started, silent, NEVER)
@@ -61,10 +61,6 @@ def config(stages, tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(config):
     return run.run(config, silent, NEVER)
-
-
-def changed(config, folder, **changes):
-    return dataclasses.replace(config, model_dir=str(folder), **changes)
 
 
 def lines_of(config, baseline=None):
@@ -178,14 +174,6 @@ def test_rows_and_differences_are_those_of_the_files(config, report):
     assert any("in place of BM25's" in finding.text for finding in verdicts(report))
 
 
-def test_nothing_is_read_instead_unless_it_is_asked_for(config, tmp_path):
-    without = changed(config, tmp_path, baselines=(), starting_point="")
-    alone = run.run(without, silent, NEVER)
-    assert alone.same_reader == comparisons.Comparison()
-    assert "The same reader" not in render_html(alone)
-    assert sorted(alone.files) == ["predictions.jsonl"]
-
-
 def test_random_blocks_are_the_same_every_time_and_differ():
     first = random_blocks(20, 30, 4)
     np.testing.assert_array_equal(first, random_blocks(20, 30, 4))
@@ -207,15 +195,11 @@ def test_the_oracle_takes_the_first_block_that_is_relevant():
     [
         ({"baselines": ["dpr"]}, "BASELINES.*'dpr'"),
         ({"starting_point": ""}, "expected STARTING_POINT beside"),
+        ({"max_bm25_blocks": 1}, r"at most 1 blocks .*'bm25'"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(config, tmp_path, changes, said):
     with refused(said):
-        changed(config, tmp_path, **changes)
-
-
-def test_bm25_of_a_large_corpus_is_refused(config, tmp_path):
-    small = changed(config, tmp_path, max_bm25_blocks=1)
-    with refused(r"at most 1 blocks .*'bm25'"):
-        run.run(small, silent, NEVER)
+        other = dataclasses.replace(config, model_dir=str(tmp_path), **changes)
+        run.run(other, silent, NEVER)
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from realm_jax.index import build as attempt
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
-from tests.data.conftest import small_store
+from tests.data.conftest import small_store as corpus
 from tests.dropping_proxy import dropping_proxy
 from tests.index.tiny_builder import (
     NUM_BLOCKS,
@@ -21,7 +21,7 @@ from tests.index.tiny_builder import (
     random_params,
 )
 
-__all__ = ["small_store"]
+__all__ = ["corpus"]
 
 
 @pytest.fixture

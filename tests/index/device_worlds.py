@@ -35,8 +35,7 @@ def make(seed, num_blocks=23, batch_size=6) -> World:
     bodies = [pieces(1, joined + 6) for _ in range(num_blocks)]
     store = MemoryStore(bodies, titles, WORDPIECE)
     query_ids = np.zeros((batch_size, query_length), np.int32)
-    positions = np.zeros((batch_size, 3), np.int32)
-    mask_ids = np.zeros((batch_size, 3), np.int32)
+    positions, mask_ids = np.zeros((2, batch_size, 3), np.int32)
     weights = np.zeros((batch_size, 3), np.float32)
     source = rng.integers(-1, num_blocks, batch_size).astype(np.int32)
     for row in range(batch_size):
@@ -47,21 +46,15 @@ def make(seed, num_blocks=23, batch_size=6) -> World:
         sentence = body[start : start + length].copy()
         masked = rng.choice(length, int(rng.integers(0, min(length, 4) + 1)), False)
         scored = masked[:3]
-        positions[row, : len(scored)] = scored + 1
-        mask_ids[row, : len(scored)] = sentence[scored]
-        weights[row, : len(scored)] = 1.0
+        used = row, slice(len(scored))
+        positions[used], mask_ids[used], weights[used] = scored + 1, sentence[scored], 1
         sentence[masked] = WORDPIECE.mask
-        query_ids[row, 0] = WORDPIECE.cls
-        query_ids[row, 1 : length + 1] = sentence
-        query_ids[row, length + 1] = WORDPIECE.sep
+        query_ids[row, : length + 2] = [WORDPIECE.cls, *sentence, WORDPIECE.sep]
     batch = PretrainBatch(query_ids, positions, mask_ids, weights, source)
-    found = candidates.num_neighbours(NUM_CANDIDATES)
-    ids = np.stack(
-        [
-            np.concatenate([rng.permutation(num_blocks), np.full(found, -1)])[:found]
-            for _ in range(batch_size)
-        ]
-    ).astype(np.int32)
+    ids = np.full((batch_size, candidates.num_neighbours(NUM_CANDIDATES)), -1, np.int32)
+    for row in ids:
+        found = rng.permutation(num_blocks)[: len(row)]
+        row[: len(found)] = found
     neighbours = Neighbours(ids, np.zeros(ids.shape, np.float32))
     layout = DocumentLayout(document, joined, WORDPIECE.cls, WORDPIECE.sep)
     return World(store, batch, neighbours, layout)

@@ -45,8 +45,7 @@ def check_candidates() -> None:
     expected = worlds.host_candidates(world)
     table = device_tokens.place_tokens(world.store, world.layout, MESH)
     assert len(table.ids.addressable_shards) == 8
-    found = worlds.device_candidates(world, table, MESH)
-    worlds.assert_same(found, expected)
+    worlds.assert_same(worlds.device_candidates(world, table, MESH), expected)
 
 
 def check_renewal() -> None:

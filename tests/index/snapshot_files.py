@@ -13,9 +13,7 @@ ROWS = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
 LAYOUT = ArrayLayout(ROWS.shape, "float32", 8)
 LAYOUTS = {EMBEDDINGS: LAYOUT}
 no_fixture_check = settings(
-    deadline=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -37,6 +35,12 @@ def write_snapshot(series, step=7, rows=ROWS, **metadata):
     writer.write_file("scann/assets.bin", b"assets of step %d" % step)
     write_rows(writer, range(0, len(rows), 8), rows)
     return writer.commit()
+
+
+def assert_whole(series, manifest, rows=ROWS):
+    """Every file is sound, and these are the rows."""
+    series.verify(manifest)
+    np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), rows)
 
 
 def data_files(series):

@@ -1,8 +1,6 @@
 """Labels of blocks and spans, against the texts of a small corpus."""
 
 import re
-import types
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from realm_jax.data.answer_spans import answer_starts
+from realm_jax.data.blocks import BlockText
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.data.words import continues_word, piece_edges
@@ -18,14 +17,11 @@ from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
 from realm_jax.metrics.answers import has_answer, has_pattern, is_right
 from realm_jax.types import Neighbours, QuestionBatch
+from tests.index.memory_store import MemoryStore
 
 MAX_SPAN = 4
+MAX_ANSWER = 60
 QUERY_LENGTH = 16
-
-
-@pytest.fixture(scope="module")
-def corpus(small_store):
-    return small_store
 
 
 def batch_of(corpus, *asked):
@@ -37,7 +33,11 @@ def batch_of(corpus, *asked):
         for i, (answers, regex) in enumerate(asked)
     ]
     arrays = question_examples(
-        questions, corpus.vocabulary, query_length=QUERY_LENGTH, max_pattern_length=40
+        questions,
+        corpus.vocabulary,
+        query_length=QUERY_LENGTH,
+        max_answer_length=MAX_ANSWER,
+        max_pattern_length=200,
     )
     return QuestionBatch(**arrays)
 
@@ -89,6 +89,7 @@ def test_patterns_are_labelled_in_the_text(corpus):
         # "then" holds no "hen", and "1600" no "16".
         ((r"\b16\b|hen",), True, ("16 February",)),
         (("élan|čudo",), True, ("Élan", "Čudo")),
+        (("(Hult", "Karel"), True, ("Karel",)),  # A broken pattern never matches.
     )
     questions = batch_of(corpus, *((asked, regex) for asked, regex, _ in cases))
     labels = AnswerLabels(corpus, MAX_SPAN)
@@ -105,56 +106,37 @@ def test_spans_end_where_the_joined_row_does(corpus):
     questions = batch_of(corpus, (("down",), True))
     block_ids = everything(corpus, 1)
     labels = AnswerLabels(corpus, MAX_SPAN)
-    query = np.count_nonzero(questions.question_ids)
-    whole = candidates_of(corpus, questions, block_ids)
-    whole_spans = labels.spans(questions, whole).reshape(1, corpus.num_blocks, -1)
-    for joined_length in range(QUERY_LENGTH + 1, 64, 5):
+
+    def spans_within(joined_length):
         candidates = candidates_of(corpus, questions, block_ids, joined_length)
         spans = labels.spans(questions, candidates)
-        spans = spans.reshape(corpus.num_blocks, joined_length, MAX_SPAN)
+        return spans.reshape(corpus.num_blocks, joined_length, MAX_SPAN)
+
+    whole = spans_within(64)
+    for joined_length in range(QUERY_LENGTH + 1, 64, 5):
+        spans = spans_within(joined_length)
         first, width = np.nonzero(spans.any(axis=0))
-        assert (first >= query).all()
+        assert (first >= np.count_nonzero(questions.question_ids)).all()
         # The last place is taken by [SEP].
         assert (first + width < joined_length - 1).all()
-        kept = whole_spans.reshape(corpus.num_blocks, -1, MAX_SPAN)
-        np.testing.assert_array_equal(
-            spans[:, : joined_length - 1 - MAX_SPAN],
-            kept[:, : joined_length - 1 - MAX_SPAN],
-        )
+        same = slice(joined_length - 1 - MAX_SPAN)
+        np.testing.assert_array_equal(spans[:, same], whole[:, same])
 
 
 def test_empty_slots_and_the_question_itself_have_no_answer(corpus):
     questions = batch_of(corpus, ((".*",), True), (("Hult",), False))
     block_ids = np.array([[3, -1, -1], [-1, -1, -1]])
     labels = AnswerLabels(corpus, MAX_SPAN)
-    assert labels.blocks(questions, block_ids).tolist() == [
-        [True, False, False],
-        [False, False, False],
-    ]
-    candidates = candidates_of(corpus, questions, block_ids)
-    spans = labels.spans(questions, candidates)
-    assert spans[0, 0].any()
-    assert not spans[0, 1:].any()
-    assert not spans[1].any()
+    expected = [[True, False, False], [False, False, False]]
+    assert labels.blocks(questions, block_ids).tolist() == expected
+    spans = labels.spans(questions, candidates_of(corpus, questions, block_ids))
+    assert spans.any(axis=-1).tolist() == expected
     questions = batch_of(corpus, (("when", "it"), True))
     candidates = candidates_of(corpus, questions, everything(corpus, 1))
     spans = labels.spans(questions, candidates)
     spans = spans.reshape(-1, candidates.joined_ids.shape[-1], MAX_SPAN)
     assert spans.any()
     assert not spans[~candidates.joined_segment_ids[0].astype(bool)].any()
-
-
-def test_a_broken_pattern_never_matches_and_is_reported_once(corpus, caplog):
-    questions = batch_of(corpus, (("(Hult", "Karel"), True), (("(Hult",), True))
-    labels = AnswerLabels(corpus, MAX_SPAN)
-    block_ids = everything(corpus, 2)
-    for _ in range(2):
-        blocks = labels.blocks(questions, block_ids)
-        spans = labels.spans(questions, candidates_of(corpus, questions, block_ids))
-    assert blocks[0].any()
-    assert not blocks[1].any()
-    assert not spans[1].any()
-    assert [r.args[0] for r in caplog.records if r.args] == ["(Hult"]
 
 
 class CountingStore:
@@ -187,12 +169,10 @@ def test_texts_are_read_only_of_what_has_the_wordpieces_and_none_twice(corpus):
     assert store.read == [0]
     store.read.clear()
     asked = batch_of(corpus, (("Hult",), True))
-    first = labels.blocks(asked, [[4, 0, 2]])
-    second = labels.blocks(asked, [[0, 3, 4]])
+    for block_ids in ([[4, 0, 2]], [[0, 3, 4]]):
+        expected = AnswerLabels(corpus, MAX_SPAN).blocks(asked, block_ids)
+        np.testing.assert_array_equal(labels.blocks(asked, block_ids), expected)
     assert sorted(store.read) == [0, 2, 3, 4]
-    fresh = AnswerLabels(corpus, MAX_SPAN)
-    np.testing.assert_array_equal(first, fresh.blocks(asked, [[4, 0, 2]]))
-    np.testing.assert_array_equal(second, fresh.blocks(asked, [[0, 3, 4]]))
 
 
 def test_the_questions_asked_last_are_those_that_are_remembered(corpus):
@@ -233,53 +213,29 @@ PARTS = ["Jean", "Paul", "O", "Neill", "1", "234", "ten", "writ", "U", "S", "東
 MARKS = ["", " ", "-", "'", ",", ", ", ".", ". ", " $", "\n"]
 
 
-class OneBlock:
+class OneBlock(MemoryStore):
     """A store of one block that no length cuts."""
 
-    vocabulary = SPELLING
     chunk_length = 400
 
     def __init__(self, body):
-        self.body = types.SimpleNamespace(body=body)
-        self.encoding = SPELLING.encode(body)
+        super().__init__([SPELLING.encode(body).ids], vocabulary=SPELLING)
+        self.body = BlockText("", body, "", [], [])
 
-    def texts(self, block_ids) -> Any:
+    def texts(self, block_ids):
         return [self.body for _ in block_ids]
 
-    def consecutive_bodies(self, block_ids, length):
-        return np.append(self.encoding.ids, 0), np.array([len(self.encoding)])
 
-
-def labelled(body, answer, are_patterns, max_span=60):
+def labelled(body, answer, are_patterns):
     """Whether the block is positive, and the first and last pieces of right spans."""
-    store = OneBlock(body)
-    asked = Question(
-        "q", 0, "who", (answer,), "train", answers_are_patterns=are_patterns
-    )
-    arrays = question_examples(
-        [asked],
-        SPELLING,
-        query_length=8,
-        max_answer_length=max_span,
-        max_pattern_length=200,
-    )
-    questions = QuestionBatch(**arrays)
-    query = arrays["question_ids"][0]
-    query = query[query != 0]
-    joined = np.concatenate([query, store.encoding.ids, [SPELLING.sep]])
-    segments = (np.arange(len(joined)) >= len(query)).astype(np.int32)
-    read: Any = types.SimpleNamespace(
-        block_ids=np.array([[0]]),
-        joined_ids=joined[None, None],
-        joined_segment_ids=segments[None, None],
-    )
-    labels = AnswerLabels(store, max_span)
-    spans = labels.spans(questions, read).reshape(len(joined), max_span)
-    right = {
-        (int(first) - len(query), int(first) - len(query) + int(width))
-        for first, width in zip(*np.nonzero(spans), strict=True)
-    }
-    return bool(labels.blocks(questions, np.array([[0]]))[0, 0]), right
+    store, block_ids = OneBlock(body), np.array([[0]])
+    questions = batch_of(store, ((answer,), are_patterns))
+    labels = AnswerLabels(store, MAX_ANSWER)
+    read = candidates_of(store, questions, block_ids, joined_length=100)
+    first, width = np.nonzero(labels.spans(questions, read).reshape(100, MAX_ANSWER))
+    first -= np.count_nonzero(questions.question_ids)
+    right = set(zip(first.tolist(), (first + width).tolist(), strict=True))
+    return labels.blocks(questions, block_ids).item(), right
 
 
 bodies = st.lists(

@@ -35,9 +35,7 @@ from tests.index.tiny_builder import (
 from tests.waiting import PATIENCE, Clock, wait_until
 
 
-def test_a_stopped_build_resumes_with_the_shards_it_lacks(
-    store, blocks, retriever_at, monkeypatch
-):
+def test_a_stopped_build_resumes(store, blocks, retriever_at, monkeypatch):
     embedded, progress, stop = [], [], threading.Event()
     embed_shards = build.embed_shards
 
@@ -55,10 +53,9 @@ def test_a_stopped_build_resumes_with_the_shards_it_lacks(
     publish(store, blocks, retriever_at(3))
     retriever = load_retriever(store, 3)
     assert retriever.config == RETRIEVER
-    stopped = builder.build_once(
+    assert not builder.build_once(
         retriever, blocks, store, CONFIG, stop=stop, on_progress=stop_after_two
     )
-    assert stopped is None
     assert index_series(store).steps() == []
     assert progress == [(5, NUM_BLOCKS), (10, NUM_BLOCKS)]
     manifest = builder.build_once(retriever, blocks, store, CONFIG)
@@ -79,9 +76,7 @@ def test_a_job_that_dies_says_so(store, blocks, retriever_at):
     assert read_heartbeat(store, builder.BUILDER_ROLE).state == "failed"
 
 
-def test_what_another_retriever_has_begun_or_committed_is_not_used(
-    store, blocks, retriever_at
-):
+def test_nothing_of_another_retriever_is_used(store, blocks, retriever_at):
     stop = threading.Event()
     stop.set()
     other = retriever_at(3, scale=2.0)
@@ -94,9 +89,7 @@ def test_what_another_retriever_has_begun_or_committed_is_not_used(
         builder.build_once(other, blocks, store, CONFIG)
 
 
-def test_what_was_written_wrong_is_never_committed(
-    store, blocks, retriever_at, monkeypatch
-):
+def test_wrong_rows_are_never_committed(store, blocks, retriever_at, monkeypatch):
     embed_shards = build.embed_shards
 
     def shifted(*args):
@@ -109,9 +102,7 @@ def test_what_was_written_wrong_is_never_committed(
     assert store.list(INDEX_SERIES) == []
 
 
-def test_a_retriever_that_diverged_is_refused_and_the_next_is_built(
-    store, blocks, retriever_at, caplog
-):
+def test_a_diverged_retriever_is_refused(store, blocks, retriever_at, caplog):
     publish(store, blocks, retriever_at(1, scale=np.nan))
     with caplog.at_level(logging.WARNING):
         thread, _ = run_in_thread(store, blocks)
@@ -127,9 +118,7 @@ def test_a_retriever_that_diverged_is_refused_and_the_next_is_built(
     assert "training has diverged" in status.extra["refused"]["1"]
 
 
-def test_a_step_withdrawn_and_taken_again_is_built_again(
-    store, blocks, retriever_at, monkeypatch
-):
+def test_a_step_taken_again_is_built_again(store, blocks, retriever_at, monkeypatch):
     publish(store, blocks, retriever_at(5))
     load = builder.load_retriever
 
@@ -146,9 +135,7 @@ def test_a_step_withdrawn_and_taken_again_is_built_again(
     assert_embedded(store, retriever_at(5, scale=1.5), blocks)
 
 
-def test_the_newest_retriever_is_built_and_what_is_published_before_the_end(
-    store, blocks, retriever_at
-):
+def test_the_newest_and_the_last_retriever_are_built(store, blocks, retriever_at):
     Heartbeat(store, builder.TRAINER_ROLE).beat(0)
     for step in (1, 2, 3):
         publish(store, blocks, retriever_at(step))
@@ -161,11 +148,9 @@ def test_the_newest_retriever_is_built_and_what_is_published_before_the_end(
 
 
 @pytest.mark.parametrize(("state", "built"), [("finished", [5]), ("running", [4, 5])])
-def test_an_index_that_nobody_will_search_is_given_up(
-    store, blocks, retriever_at, state, built
-):
+def test_an_index_of_no_use_is_given_up(store, blocks, retriever_at, state, built):
     """The trainer ends while the index before its last one is being made."""
-    trainer, stop = Heartbeat(store, builder.TRAINER_ROLE), threading.Event()
+    trainer = Heartbeat(store, builder.TRAINER_ROLE)
     publish(store, blocks, retriever_at(4))
     shards = []
 
@@ -177,8 +162,7 @@ def test_an_index_that_nobody_will_search_is_given_up(
         elif index_series(store).steps()[-1:] == [5] or done == total:
             trainer.beat(5, "finished")
 
-    job = builder.IndexBuilder(store, blocks, CONFIG, end)
-    assert job.run(stop)
+    assert builder.IndexBuilder(store, blocks, CONFIG, end).run(threading.Event())
     assert index_series(store).steps() == built
     per_index = -(-blocks.num_blocks // CONFIG.embed.shard_blocks)
     assert len(shards) == (per_index + 1 if state == "finished" else 2 * per_index)
@@ -192,12 +176,12 @@ PATIENT = dataclasses.replace(
 class Pauses(threading.Event):
     """A stop that comes far too late; its waits are seconds of a clock, and noted."""
 
-    def __init__(self, clock):
+    def __init__(self):
         super().__init__()
-        self.clock = clock
+        self.clock = Clock(tick=0.001)
         self.seconds = []
 
-    def wait(self, timeout=None):
+    def wait(self, timeout=0.0):
         self.seconds.append(timeout)
         self.clock.seconds += timeout
         if len(self.seconds) == 50:
@@ -206,12 +190,12 @@ class Pauses(threading.Event):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The clock of builder and heartbeats."""
-    clock = Clock(tick=0.001)
+def pauses(monkeypatch):
+    """With the clock of builder and heartbeats."""
+    pauses = Pauses()
     for module in (builder, heartbeat):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+        monkeypatch.setattr(module, "time", pauses.clock)
+    return pauses
 
 
 def not_finished(store, how):
@@ -220,8 +204,7 @@ def not_finished(store, how):
     return pytest.raises(NotReadyError, match=re.escape(message))
 
 
-def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(store, blocks, clock):
-    pauses = Pauses(clock)
+def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(store, blocks, pauses):
     job = builder.IndexBuilder(store, blocks, PATIENT)
     Heartbeat(store, builder.TRAINER_ROLE).beat(0)
     with not_finished(store, "was not heard of for 5 s"):
@@ -230,15 +213,12 @@ def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(store, blocks, 
     assert read_heartbeat(store, builder.BUILDER_ROLE).state == "failed"
 
 
-def test_a_trainer_that_failed_has_its_last_index_and_a_builder_that_comes_back(
-    store, blocks, retriever_at, clock
-):
+def test_a_trainer_that_failed_may_come_back(store, blocks, retriever_at, pauses):
     """It may be started again, such as after exit code 75, and go on."""
     trainer = Heartbeat(store, builder.TRAINER_ROLE)
     publish(store, blocks, retriever_at(1))
     job = builder.IndexBuilder(store, blocks, PATIENT)
     trainer.beat(1, "failed")
-    pauses = Pauses(clock)
     with not_finished(store, "failed"):
         job.run(pauses)
     assert index_series(store).steps() == [1]
@@ -250,11 +230,8 @@ def test_a_trainer_that_failed_has_its_last_index_and_a_builder_that_comes_back(
     assert index_series(store).steps() == [1, 2]
 
 
-def test_a_trainer_that_was_never_heard_of_is_waited_for_longer_and_is_late(
-    store, blocks, clock
-):
+def test_a_trainer_that_never_came_is_waited_for_longer(store, blocks, pauses):
     Heartbeat(store, builder.TRAINER_ROLE).beat(0, "finished")  # Of a former run.
-    pauses = Pauses(clock)
     message = r"none gave a sign of life within 10 s; .*raise BuilderConfig\.wait_sec"
     with pytest.raises(NotReadyError, match=message):
         builder.IndexBuilder(store, blocks, PATIENT).run(pauses)
@@ -263,9 +240,8 @@ def test_a_trainer_that_was_never_heard_of_is_waited_for_longer_and_is_late(
 
 
 def test_patience_begins_with_the_first_retriever(
-    store, blocks, retriever_at, clock, monkeypatch
+    store, blocks, retriever_at, pauses, monkeypatch
 ):
-    pauses = Pauses(clock)
     wait = pauses.wait
 
     def publish_late(timeout=None):
@@ -281,14 +257,12 @@ def test_patience_begins_with_the_first_retriever(
     assert pauses.seconds == [1.0] * (9 + 5)
 
 
-def test_garbage_of_a_killed_builder_goes_but_not_what_the_trainer_names(
-    store, blocks, retriever_at
-):
+def test_garbage_of_a_killed_builder_is_collected(store, blocks, retriever_at):
     for step in range(1, 5):
         publish(store, blocks, retriever_at(step))
         builder.build_once(retriever_at(step), blocks, store, CONFIG)
     Heartbeat(store, builder.TRAINER_ROLE).beat(4, index_step=1)
-    config = dataclasses.replace(CONFIG, keep=2, patience_seconds=0.1)
+    config = dataclasses.replace(CONFIG, patience_seconds=0.1)
     with not_finished(store, "was not heard of for 0.1 s"):
         builder.IndexBuilder(store, blocks, config).run(threading.Event())
     assert index_series(store).steps() == [1, 3, 4]
@@ -316,8 +290,7 @@ def test_a_retriever_that_does_not_fit_is_refused(store, blocks, retriever_at):
 
 def test_publishing_a_step_again_keeps_the_first(store, blocks, retriever_at):
     first = publish(store, blocks, given(retriever_at(1), "/runs/before"))
-    again = publish(store, blocks, given(retriever_at(1), "/moved/before"))
-    assert again == first
+    assert publish(store, blocks, given(retriever_at(1), "/moved/before")) == first
     assert load_retriever(store, 1).donors == ("/runs/before",)
     foreign = dataclasses.replace(retriever_at(1), vocabulary_fingerprint="f" * 64)
     for other in (foreign, retriever_at(1, scale=1.5)):
@@ -326,9 +299,7 @@ def test_publishing_a_step_again_keeps_the_first(store, blocks, retriever_at):
 
 
 @pytest.mark.parametrize("republished", [False, True])
-def test_a_retriever_withdrawn_while_it_is_embedded_gets_no_index(
-    store, blocks, retriever_at, republished
-):
+def test_a_withdrawn_retriever_gets_no_index(store, blocks, retriever_at, republished):
     publish(store, blocks, retriever_at(4))
     stop = threading.Event()
 
@@ -346,9 +317,7 @@ def test_a_retriever_withdrawn_while_it_is_embedded_gets_no_index(
     assert read_heartbeat(store, builder.BUILDER_ROLE).state == "finished"
 
 
-def test_the_index_of_another_retriever_is_dropped_and_made_anew(
-    store, blocks, retriever_at
-):
+def test_the_index_of_another_retriever_is_made_anew(store, blocks, retriever_at):
     builder.build_once(retriever_at(4, scale=1.5), blocks, store, CONFIG)
     publish(store, blocks, retriever_at(4))
     run_in_thread(store, blocks)

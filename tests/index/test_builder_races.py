@@ -87,9 +87,7 @@ def test_four_builders_make_one_commit_and_all_end_well(store, blocks, retriever
 
 
 @IN_BOTH
-def test_a_second_builder_does_not_write_into_the_attempt_of_the_first(
-    store, blocks, retriever_at
-):
+def test_a_second_builder_has_an_attempt_of_its_own(store, blocks, retriever_at):
     overtaken = []
 
     def stats(manifest):
@@ -109,9 +107,7 @@ def test_a_second_builder_does_not_write_into_the_attempt_of_the_first(
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "chunk", "delete"])
-def test_no_lost_answer_loses_an_index(
-    proxy, bucket, tmp_path, blocks, retriever_at, kind
-):
+def test_lost_answers_lose_nothing(proxy, bucket, tmp_path, blocks, retriever_at, kind):
     store = open_store(f"{bucket}/{tmp_path.name}")
     rng = random.Random(1)
     proxy.loses = lambda request: request.kind == kind and rng.random() < 0.3
@@ -201,7 +197,5 @@ def test_a_suspended_builder_begins_anew(store, blocks, retriever_at, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @IN_BOTH
-def test_a_builder_that_is_suspended_eighty_times(
-    store, blocks, retriever_at, tmp_path
-):
+def test_a_builder_is_suspended_eighty_times(store, blocks, retriever_at, tmp_path):
     check_rounds(store, blocks, retriever_at, tmp_path / "log", 80)

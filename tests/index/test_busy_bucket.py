@@ -79,8 +79,7 @@ def check_checkpoint(store, *_):
     restored = checkpoints.restore_state(store, make_state())
     assert restored.step == 2
     jax.tree.map(np.testing.assert_array_equal, restored.tree, make_state(2))
-    folders = {name.split("/")[1] for name in store.list("checkpoints")}
-    assert folders == {"2", "2.json"}
+    assert {name.split("/")[1] for name in store.list("checkpoints")} == {"2", "2.json"}
 
 
 def make_indexes(store, blocks, retriever_at):
@@ -149,9 +148,7 @@ def test_everything_is_committed_once(store, proxy, refusal, blocks, retriever_a
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_all_of_it_while_every_tenth_request_is_refused(
-    store, proxy, blocks, retriever_at
-):
+def test_while_every_tenth_request_is_refused(store, proxy, blocks, retriever_at):
     proxy.refuse_at_random(SEED, 0.1)
     save_checkpoints(store)
     make_indexes(store, blocks, retriever_at)

@@ -19,7 +19,7 @@ from realm_jax.errors import NotReadyError
 from realm_jax.index import build as attempt
 from realm_jax.index import builder, embedding_cache
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
-from realm_jax.index.retrievers import TrainedRetriever, publish_retriever
+from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.prepare import update_corpus
 from realm_jax.prepare.update_corpus import UpdateConfig
@@ -30,8 +30,10 @@ from tests.index.tiny_builder import (
     IN_A_BUCKET,
     RETRIEVER,
     VOCABULARY,
+    assert_embedded,
     flip_a_bit,
     given,
+    publish,
     random_params,
     read_embeddings,
     slow_embeddings,
@@ -89,9 +91,7 @@ def test_a_bit_of_the_document_tower_embeds_all_and_of_the_other_none(
         )
 
 
-def test_what_decides_on_embeddings_must_be_the_same_and_nothing_else(
-    blocks, store, donor, retriever, embedded
-):
+def test_settings_of_embeddings_must_agree(blocks, store, donor, retriever, embedded):
     build(blocks, donor, retriever)
     bert = dataclasses.replace(
         retriever.config.bert, dropout_rate=0.4, broadcast_dropout=True, remat="full"
@@ -115,29 +115,22 @@ def test_what_decides_on_embeddings_must_be_the_same_and_nothing_else(
 
 
 @pytest.mark.parametrize("array", [EMBEDDINGS, embedding_cache.HASHES])
-def test_a_damaged_directory_is_passed_over_for_a_sound_one(
-    blocks, store, donor, retriever, embedded, array
-):
+def test_damaged_rows_are_not_copied(blocks, store, donor, retriever, embedded, array):
     flip_a_bit(donor, build(blocks, donor, retriever), array)
     embedded.clear()
     build(blocks, store, given(retriever, donor.url()))
     assert sum(embedded) == blocks.num_blocks + 1
     embedded.clear()
     third = open_store(f"{donor.url()}-third")
-    both = given(retriever, donor.url(), store.url())
-    build(blocks, third, both)
+    build(blocks, third, given(retriever, donor.url(), store.url()))
     assert sum(embedded) == 1
 
 
-def test_directories_without_an_index_are_passed_over(
-    blocks, tmp_path, retriever, embedded
-):
-    (tmp_path / "file").write_text("no folder")
-    commits = tmp_path / "broken" / "index" / "commits"
-    commits.mkdir(parents=True)
-    (commits / "3.json").write_text("no manifest")
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_bytes(b"of a BERT")
+def test_places_without_an_index_are_passed_over(blocks, tmp_path, retriever, embedded):
+    store = open_store(tmp_path)
+    store.write("file", b"no folder")
+    store.write("broken/index/commits/3.json", b"no manifest")
+    store.write("weights/model.safetensors", b"of a BERT")
     places = [tmp_path / name for name in ("gone", "file", "broken", "weights")]
     later = given(retriever, *map(str, places), "ftp://nobody/knows")
     build(blocks, open_store(tmp_path / "model"), later)
@@ -162,13 +155,10 @@ def test_an_index_that_is_deleted_while_it_is_copied_is_embedded(
     assert len(reads) == 2
     assert sum(embedded) == blocks.num_blocks - reads[0] + 1
     assert "its blocks are embedded instead" in caplog.text
-    whole = slow_embeddings(retriever, blocks)
-    np.testing.assert_allclose(read_embeddings(store, 5), whole, atol=1e-5)
+    assert_embedded(store, retriever, blocks)
 
 
-def test_copied_rows_that_are_not_the_encoders_are_refused_by_name(
-    blocks, store, donor, retriever, monkeypatch
-):
+def test_wrong_copied_rows_are_refused(blocks, store, donor, retriever, monkeypatch):
     """Sound to every checksum, and wrong: the sample tells."""
     wrong = attempt.embed_shards
     with monkeypatch.context() as patch:
@@ -186,14 +176,11 @@ def test_copied_rows_that_are_not_the_encoders_are_refused_by_name(
 
 
 @IN_A_BUCKET
-def test_the_builder_copies_from_where_the_published_retriever_says(
-    blocks, store, donor, retriever, embedded, caplog
-):
+def test_builders_copy_from_donors(blocks, store, donor, retriever, embedded, caplog):
     build(blocks, donor, retriever)
     embedded.clear()
     caplog.set_level(logging.INFO, "realm_jax")
-    later = given(retriever, donor.url(), step=0)
-    publish_retriever(store, later, blocks.fingerprint)
+    publish(store, blocks, given(retriever, donor.url(), step=0))
     # There is no trainer: it ends when it has embedded what was published.
     config = dataclasses.replace(CONFIG, patience_seconds=0.1)
     with pytest.raises(NotReadyError, match="was not heard of"):
@@ -232,9 +219,9 @@ def versions(tmp_path_factory):
     return old, update_corpus.run(config).store
 
 
-def read(store, corpus, step=5):
+def read(store, corpus, array=EMBEDDINGS):
     series = embedding_cache.index_series(store, corpus.fingerprint)
-    return series.read_array(series.read_manifest(step), EMBEDDINGS)
+    return series.read_array(series.read_manifest(5), array)
 
 
 def test_only_what_changed_is_embedded(versions, store, retriever, embedded):
@@ -245,8 +232,8 @@ def test_only_what_changed_is_embedded(versions, store, retriever, embedded):
     fresh = num_unknown(new, old)
     assert 0 < fresh < new.num_blocks / 3
     assert sum(embedded) == fresh + 1  # The sample that is compared.
-    whole = slow_embeddings(retriever, new)
-    np.testing.assert_allclose(read(store, new), whole, atol=2e-5)
+    expected = slow_embeddings(retriever, new)
+    np.testing.assert_allclose(read(store, new), expected, atol=2e-5)
     # The index that checkpoints are bound to is what it was.
     assert SnapshotSeries(store, INDEX_SERIES).steps() == [5]
     assert len(read(store, old)) == old.num_blocks
@@ -258,9 +245,7 @@ def num_unknown(new, old):
     return np.count_nonzero(~np.isin(*keys))
 
 
-def test_rows_of_another_version_are_used_and_those_of_the_same_come_first(
-    versions, store, donor, retriever, embedded
-):
+def test_rows_of_another_version_are_used(versions, store, donor, retriever, embedded):
     old, new = versions
     build(old, donor, retriever)
     embedded.clear()
@@ -281,7 +266,6 @@ def test_an_attempt_that_was_begun_without_hashes_goes_on(versions, store, retri
     for name in store.list("index/data"):
         if embedding_cache.HASHES in name:
             store.delete(name)
-    manifest = build(old, store, retriever)
-    series = embedding_cache.index_series(store, old.fingerprint)
-    found = series.read_array(manifest, embedding_cache.HASHES)
+    build(old, store, retriever)
+    found = read(store, old, embedding_cache.HASHES)
     np.testing.assert_array_equal(found, old.content_hashes)

@@ -10,12 +10,7 @@ import pytest
 
 from realm_jax.index import embed
 from tests.index.memory_store import MemoryStore
-from tests.index.tiny_builder import (
-    RETRIEVER,
-    VOCABULARY,
-    one_by_one,
-    random_params,
-)
+from tests.index.tiny_builder import RETRIEVER, VOCABULARY, one_by_one, random_params
 
 CONFIG = dataclasses.replace(
     RETRIEVER, bert=dataclasses.replace(RETRIEVER.bert, max_positions=64), shared=False
@@ -76,8 +71,7 @@ def test_few_shapes_are_compiled_and_once():
         shapes.add(ids.shape)
         return np.zeros((len(ids), 8), np.float32)
 
-    store = random_store(300)
-    embed.embed_blocks(count, None, store, np.arange(300), EMBED)
+    embed.embed_blocks(count, None, random_store(300), np.arange(300), EMBED)
     assert shapes == {(4, 24), (4, 32), (4, 40)}
     same = dataclasses.replace(CONFIG)
     assert embed.document_embedder(same) is embed.document_embedder(CONFIG)

@@ -1,7 +1,6 @@
 import logging
-import shutil
 import threading
-import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,26 +12,12 @@ from realm_jax.index.follower import IndexFollower
 from realm_jax.index.manifest import EMBEDDINGS, Expectation
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.index.source import LoadedIndex, Staleness
-from realm_jax.storage import UnavailableStoreError, open_store
+from realm_jax.storage import UnavailableStoreError
 from tests.index.tiny_builder import IN_BOTH, flip_a_bit
 from tests.waiting import PATIENCE, Clock, wait_until
 
 CORPUS = "0123abcd"
 EXPECTED = Expectation(CORPUS, dimension=4, count=10)
-
-
-@pytest.fixture
-def looks(monkeypatch):
-    """Grows by one when a follower looks for commits."""
-    found = []
-    steps = SnapshotSeries.steps
-
-    def counted(self):
-        found.append(steps(self))
-        return found[-1]
-
-    monkeypatch.setattr(SnapshotSeries, "steps", counted)
-    return found
 
 
 @pytest.fixture
@@ -50,33 +35,19 @@ def publish(series, step, corpus=CORPUS, dimension=4):
     return writer.commit()
 
 
-def publish_damaged(series, step):
-    """Publishes a snapshot that a follower never sees sound."""
-    elsewhere = SnapshotSeries(open_store(series.store.url() + "-elsewhere"), "index")
-    flip_a_bit(elsewhere.store, publish(elsewhere, step), EMBEDDINGS)
-    data, commit = "index/data", f"index/commits/{step}.json"
-    shutil.copytree(
-        elsewhere.store.url(data), series.store.url(data), dirs_exist_ok=True
-    )
-    series.store.write(commit, elsewhere.store.read(commit))
-
-
-def keep_embeddings(series, manifest):
-    return series.read_array(manifest, EMBEDDINGS)
-
-
-def loads(series, load=keep_embeddings):
+def loads(series, before=lambda manifest: None):
     """As `IndexSource.load_manifest`, with a searcher that shows what was read."""
 
     def load_manifest(manifest):
         series.verify(manifest, EXPECTED)
-        return LoadedIndex(load(series, manifest), manifest)
+        before(manifest)
+        return LoadedIndex(series.read_array(manifest, EMBEDDINGS), manifest)
 
     return load_manifest
 
 
-def follow(series, load=keep_embeddings, **options):
-    return IndexFollower(series, loads(series, load), poll_seconds=0.01, **options)
+def follow(series, *before, **options):
+    return IndexFollower(series, loads(series, *before), poll_seconds=0.01, **options)
 
 
 def let_it_look(follower):
@@ -114,14 +85,9 @@ def test_takes_each_index_once(series):
 
 def test_skips_to_the_newest(series):
     loaded = []
-
-    def load(series, manifest):
-        loaded.append(manifest.step)
-        return keep_embeddings(series, manifest)
-
     for step in (1, 2, 10):
         publish(series, step)
-    with follow(series, load) as follower:
+    with follow(series, lambda manifest: loaded.append(manifest.step)) as follower:
         assert take(follower).manifest.step == 10
         publish(series, 11)
         wait_until(follower.ready)
@@ -136,16 +102,14 @@ def test_skips_to_the_newest(series):
 
 
 def test_take_does_not_wait_for_a_load(series):
-    go_on = threading.Event()
-    loading = threading.Event()
+    go_on, loading = threading.Event(), threading.Event()
 
-    def load(series, manifest):
+    def wait(manifest):
         loading.set()
         assert go_on.wait(PATIENCE)
-        return keep_embeddings(series, manifest)
 
     publish(series, 1)
-    with follow(series, load) as follower:
+    with follow(series, wait) as follower:
         assert loading.wait(PATIENCE)
         assert follower.take() is None  # It goes on only after that.
         go_on.set()
@@ -157,10 +121,9 @@ def test_refuses_once_and_goes_on(series, caplog):
     with caplog.at_level(logging.WARNING), follow(series) as follower:
         assert take(follower).manifest.step == 1
         for step, spoil, message in (
-            (2, lambda: publish_damaged(series, 2), "embeddings/c/0/0"),
-            (4, lambda: publish(series, 4, "ffff"), "corpus_fingerprint 0123abcd"),
-            (6, lambda: publish(series, 6, dimension=5), "dimension 4"),
-            (8, lambda: series.store.write("index/commits/8.json", b"?"), "8.json"),
+            (2, lambda: publish(series, 2, "ffff"), "corpus_fingerprint 0123abcd"),
+            (4, lambda: publish(series, 4, dimension=5), "dimension 4"),
+            (6, lambda: series.store.write("index/commits/6.json", b"?"), "6.json"),
         ):
             spoil()
             wait_until(lambda step=step: step in follower.refused)
@@ -169,24 +132,20 @@ def test_refuses_once_and_goes_on(series, caplog):
             publish(series, step + 1)
             assert take(follower).manifest.step == step + 1
             assert message in follower.refused[step]
-    assert list(follower.refused) == [2, 4, 6, 8]
-    warnings = [r.getMessage() for r in caplog.records if "Refused" in r.getMessage()]
-    assert len(warnings) == 4
+    assert list(follower.refused) == [2, 4, 6]
+    warnings = [message for message in caplog.messages if "Refused" in message]
     for refusal, warning in zip(follower.refused.values(), warnings, strict=True):
         assert refusal in warning
 
 
-def test_falls_back_to_the_newest_that_fits_and_a_refused_step_may_be_made_anew(
-    series, looks
-):
+def test_falls_back_to_the_newest_that_fits_and_a_refused_step_may_be_made_anew(series):
     publish(series, 1)
     flip_a_bit(series.store, publish(series, 2), EMBEDDINGS)
     with follow(series) as follower:
         assert take(follower).manifest.step == 1
         assert list(follower.refused) == [2]
         series.store.delete("index/commits/2.json")
-        seen = len(looks)
-        wait_until(lambda: len(looks) > seen + 1)
+        let_it_look(follower)
         publish(series, 2)
         assert take(follower).manifest.step == 2
 
@@ -225,14 +184,11 @@ def test_a_store_that_is_away_is_asked_again(series, monkeypatch):
 
 
 def test_a_failure_of_load_reaches_the_trainer(series):
-    def load(series, manifest):
-        raise ZeroDivisionError("a bug")
-
     publish(series, 1)
-    with follow(series, load) as follower:
-        with pytest.raises(ZeroDivisionError, match="a bug"):
+    with follow(series, lambda manifest: 1 // 0) as follower:
+        with pytest.raises(ZeroDivisionError):
             follower.wait_for_first(PATIENCE)
-        with pytest.raises(ZeroDivisionError, match="a bug"):
+        with pytest.raises(ZeroDivisionError):
             follower.take()
 
 
@@ -292,7 +248,7 @@ def test_stops_at_once_though_it_polls_rarely(series):
     assert not follower._thread.is_alive()
 
 
-def test_does_not_spin(series, looks, monkeypatch):
+def test_does_not_spin(series, monkeypatch):
     follower, seconds = IndexFollower(series, loads(series), poll_seconds=17.0), []
     wait = follower._stop.wait
 
@@ -301,18 +257,18 @@ def test_does_not_spin(series, looks, monkeypatch):
         return wait(0.001)
 
     monkeypatch.setattr(follower._stop, "wait", short)
-    with follower:
+    counted = {"autospec": True, "side_effect": SnapshotSeries.steps}
+    with mock.patch.object(SnapshotSeries, "steps", **counted) as steps, follower:
         wait_until(lambda: len(seconds) >= 5)
-    assert seconds == [17.0] * len(looks)
+    assert seconds == [17.0] * steps.call_count
 
 
 def test_staleness_counts_from_the_encoder(series, monkeypatch):
-    manifest = publish(series, 100)
-    index = LoadedIndex(None, manifest)
-    now = manifest.began + 12.0
-    clock = types.SimpleNamespace(time=lambda: now)
+    manifest, clock = publish(series, 100), Clock()
+    clock.seconds = manifest.began + 12.0
     monkeypatch.setattr(source_module, "time", clock)
-    assert index.staleness(130) == Staleness(steps=30, seconds=pytest.approx(12.0))
+    expected = Staleness(steps=30, seconds=pytest.approx(12.0))
+    assert LoadedIndex(None, manifest).staleness(130) == expected
 
 
 def test_another_process_keeps_what_is_agreed_on_until_it_takes_it(series, monkeypatch):
@@ -341,9 +297,7 @@ def test_another_process_keeps_what_is_agreed_on_until_it_takes_it(series, monke
 
 
 @pytest.mark.parametrize("next_step", [1, 2])
-def test_what_only_one_process_could_load_is_dropped_by_all(
-    series, monkeypatch, next_step
-):
+def test_what_one_process_could_not_load_is_dropped(series, monkeypatch, next_step):
     """The builder may collect or replace it between the loads of two processes."""
     notes, process = {}, 0
 
@@ -367,6 +321,5 @@ def test_what_only_one_process_could_load_is_dropped_by_all(
             follower._look()
             if process == 0:
                 taken.append(follower.take())
-    manifests = [index.manifest for index in taken if index is not None]
-    assert manifests == [published]
+    assert [index.manifest for index in taken if index is not None] == [published]
     assert followers[1].take().manifest == published

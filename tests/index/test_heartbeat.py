@@ -106,9 +106,7 @@ def test_whichever_bit_changes_nothing_else_is_read(tmp_path):
     assert all(status == said for status in read)
 
 
-def test_a_builder_that_trains_for_long_is_not_taken_for_gone(
-    store, blocks, retriever_at, monkeypatch
-):
+def test_a_builder_beats_while_scann_trains(store, blocks, retriever_at, monkeypatch):
     """Training ScaNN has no moment at which the builder could say anything."""
     monkeypatch.setattr(builder, "_REPEAT_SECONDS", 0.02)
     times = set()
@@ -139,9 +137,7 @@ def test_a_builder_that_trains_for_long_is_not_taken_for_gone(
     assert f"{builder.BUILDER_ROLE}-heartbeat" not in running
 
 
-def test_a_store_that_is_away_for_a_while_does_not_end_the_repeating(
-    store, monkeypatch
-):
+def test_a_store_that_is_away_does_not_end_the_repeating(store, monkeypatch):
     beats = Heartbeat(store, "trainer")
     with beats.repeated(0.05):
         beats.beat(1, index_step=7)

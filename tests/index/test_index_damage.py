@@ -72,8 +72,8 @@ def test_every_file_of_an_index_is_refused_by_name(store, blocks, retriever_at):
     folder = f"index/data/2-{manifest.attempt}"
     commit = "index/commits/2.json"
     names = [*(f"{folder}/{name}" for name in manifest.files), commit]
-    written = [n for n in store.list() if n.startswith((folder, commit))]
-    assert set(written) - set(names) == {n for n in written if "/progress/" in n}
+    written = {n for n in store.list() if n.startswith((folder, commit))}
+    assert written - set(names) == {n for n in written if "/progress/" in n}
     for part in ("embeddings/zarr.json", "block_hashes/c/4/0", "scann/"):
         assert any(part in name for name in names)
     for name, damage in itertools.product(names, DAMAGES):
@@ -117,24 +117,23 @@ def test_an_index_whose_commit_cannot_be_read_is_made_anew_from_its_rows(
     np.testing.assert_array_equal(series.read_array(taken.manifest, EMBEDDINGS), rows)
     # None to be written, and those of the sample that is compared.
     assert embedded == [0, SCANN.sampled_blocks]
-    withdrawn = [line for line in caplog.messages if "is withdrawn" in line]
-    assert len(withdrawn) == 1
-    assert store.url(commit) in withdrawn[0]
+    (withdrawn,) = (line for line in caplog.messages if "is withdrawn" in line)
+    assert store.url(commit) in withdrawn
     # Another builder that saw the damage, too, comes too late to do harm.
     assert not series.withdraw_damaged(2)
     assert series.read_manifest(2) == taken.manifest
 
 
+def refuses(store, step, name):
+    """Whether the builder says of a retriever that this file of it is damaged."""
+    status = read_heartbeat(store, builder.BUILDER_ROLE)
+    return status is not None and name in status.extra["refused"].get(str(step), "")
+
+
 def build_until_refused(store, blocks, name):
-    """Runs a builder until it says so of a file."""
     store.delete(f"jobs/{builder.BUILDER_ROLE}.json")
     thread, stop = run_in_thread(store, blocks)
-
-    def refuses():
-        status = read_heartbeat(store, builder.BUILDER_ROLE)
-        return status is not None and name in status.extra["refused"].get("2", "")
-
-    wait_until(refuses)
+    wait_until(lambda: refuses(store, 2, name))
     stop.set()
     thread.join(PATIENCE)
 
@@ -161,34 +160,26 @@ def test_every_file_of_a_retriever_is_refused_by_name(store, blocks, retriever_a
     assert found.params_crc32c() == retriever_at(2).params_crc32c()
 
 
-def refusal(store, step):
-    status = read_heartbeat(store, builder.BUILDER_ROLE)
-    return status.extra.get("refused", {}).get(str(step), "") if status else ""
-
-
 @pytest.mark.soak
 @IN_BOTH
-def test_a_builders_job_refuses_every_damaged_retriever(
-    store, donor, blocks, retriever_at
-):
+def test_a_job_refuses_every_damaged_retriever(store, donor, blocks, retriever_at):
     """A process of its own, to which one damaged retriever after the other comes."""
     ways = [flip] * 20 + [truncate] * 5
     with tiny_builder.start_builder(store, blocks) as job:
         try:
-            for number, way in enumerate([*ways, *ways]):
-                step = number + 1
+            for step, way in enumerate([*ways, *ways], start=1):
                 # The builder waits for a trainer that is alive only.
                 Heartbeat(store, "trainer").beat(step)
                 manifest = publish(donor, blocks, retriever_at(step))
                 commit = f"retriever/commits/{step}.json"
                 folder = f"retriever/data/{step}-{manifest.attempt}"
                 names = [f"{folder}/{name}" for name in manifest.files]
-                damaged = commit if number < len(ways) else RNG.choice(names)
+                damaged = commit if step <= len(ways) else RNG.choice(names)
                 way(donor, damaged)
                 for name in (*names, commit):
                     store.write(name, donor.read(name))
-                wanted = store.url(damaged)
-                wait_until(lambda s=step, w=wanted: w in refusal(store, s))
+                wanted = step, store.url(damaged)
+                wait_until(lambda wanted=wanted: refuses(store, *wanted))
             assert job.poll() is None
             publish(store, blocks, retriever_at(step + 1))
             wait_until(lambda: index_series(store).steps() == [step + 1])
@@ -196,9 +187,7 @@ def test_a_builders_job_refuses_every_damaged_retriever(
             job.kill()
 
 
-def test_a_retriever_damaged_after_its_index_was_made_does_not_end_the_job(
-    store, blocks, retriever_at
-):
+def test_a_retriever_may_be_damaged_after_its_index(store, blocks, retriever_at):
     publish(store, blocks, retriever_at(1))
     builder.build_once(retriever_at(1), blocks, store, CONFIG)
     flip(store, f"{RETRIEVER_SERIES}/commits/1.json")

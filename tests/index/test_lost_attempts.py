@@ -22,27 +22,24 @@ from tests.index.tiny_builder import (
 )
 
 
-def begin(store, step=3, stop_at=10, **arguments):
-    """Leaves an unfinished attempt; returns its folder."""
+def begin(store, blocks, retriever):
+    """Leaves an attempt with ten rows; returns its folder."""
     stop = threading.Event()
 
-    def stop_there(done, num_blocks):
-        if done >= stop_at:
+    def watch(done, num_blocks):
+        if done == 10:
             stop.set()
 
-    builder.build_once(
-        store=store, config=CONFIG, stop=stop, on_progress=stop_there, **arguments
-    )
+    builder.build_once(retriever, blocks, store, CONFIG, stop=stop, on_progress=watch)
     (name,) = (n for n in store.list("index/data") if n.endswith("/attempt.json"))
     return name.removesuffix("/progress/attempt.json")
 
 
-def assert_built(store, blocks, retriever, step=3):
+def assert_built(store, blocks, retriever):
     """Runs a builder until its trainer is done."""
     publish(store, blocks, retriever)
-    Heartbeat(store, builder.TRAINER_ROLE).beat(step, index_step=None)
     job = builder.IndexBuilder(store, blocks, CONFIG)
-    Heartbeat(store, builder.TRAINER_ROLE).beat(step, "finished")
+    Heartbeat(store, builder.TRAINER_ROLE).beat(retriever.step, "finished")
     assert job.run(threading.Event())
     assert_embedded(store, retriever, blocks)
 
@@ -86,7 +83,7 @@ def altered(metadata, array):
 
 @pytest.mark.parametrize("array", [EMBEDDINGS, HASHES])
 def test_an_altered_array_is_begun_anew(store, blocks, retriever_at, array):
-    folder = begin(store, retriever=retriever_at(3), blocks=blocks)
+    folder = begin(store, blocks, retriever_at(3))
     name = f"{folder}/{array}/zarr.json"
     whole = store.read(name)
     changed = {
@@ -117,10 +114,8 @@ def test_an_altered_array_is_begun_anew(store, blocks, retriever_at, array):
 NOTES = ("x", "5", "-", "a-b", "5-x", "0-5-9", "1-3", "5-0", "0-99", "sub/0-5", "٣-٥")
 
 
-def test_a_stray_file_among_the_notes_keeps_no_builder_down(
-    store, blocks, retriever_at
-):
-    folder = begin(store, retriever=retriever_at(3), blocks=blocks)
+def test_stray_files_among_the_notes_are_ignored(store, blocks, retriever_at):
+    folder = begin(store, blocks, retriever_at(3))
     store.write(f"{folder}/progress/note", b"stray")
     store.write(f"{folder}/progress/other/0-5", b"stray")
     for note in NOTES:

@@ -158,9 +158,7 @@ def test_below_the_threshold_all_are_searched_and_nothing_is_tuned(embeddings):
     np.testing.assert_array_equal(found.scores, [[2.0, 1.0, -np.inf, -np.inf]])
 
 
-def test_a_searcher_of_version_0_1_is_loaded_as_it_searched(
-    searcher, embeddings, tmp_path
-):
+def test_a_searcher_of_version_0_1_is_loaded(searcher, embeddings, tmp_path):
     folder = tmp_path / "saved"
     searcher.save(folder)
     about = json.loads((folder / "searcher.json").read_text())
@@ -171,8 +169,7 @@ def test_a_searcher_of_version_0_1_is_loaded_as_it_searched(
     loaded = ScannSearcher.load(folder)
     # The square root of 5,000 is 70, and so many leaves such a tree had.
     assert loaded.visit == Visit(35, 40)
-    queries = near_blocks(embeddings, 1)
-    assert recall(loaded, queries, embeddings) > 0.9
+    assert recall(loaded, near_blocks(embeddings, 1), embeddings) > 0.9
 
 
 def test_a_share_of_more_than_all_is_refused():
@@ -281,16 +278,13 @@ def test_scann_is_trained_judged_and_loaded_as_it_was(store, blocks, retriever_a
     # A second call finds it there.
     again = builder.build_once(retriever_at(1), blocks, store, SCANN)
     assert again.attempt == manifest.attempt
-    assert (
-        load_assets(series, builder.build_once(retriever_at(2), blocks, store, CONFIG))
-        is None
-    )
+    without = builder.build_once(retriever_at(2), blocks, store, CONFIG)
+    assert load_assets(series, without) is None
 
 
-def test_an_index_in_which_scann_finds_too_little_is_not_published(
-    store, blocks, retriever_at, monkeypatch
-):
-    config = dataclasses.replace(CONFIG, scann=ScannAssets(min_recall=1.0))
+def test_an_index_of_low_recall_is_refused(store, blocks, retriever_at, monkeypatch):
+    scann = ScannAssets(min_recall=1.0)
+    config = dataclasses.replace(CONFIG, scann=scann, patience_seconds=0.2)
     monkeypatch.setattr(scann_assets, "share_found", lambda found, exact: 0.5)
     publish(store, blocks, retriever_at(1))
     with pytest.raises(LowRecallError, match=r"100% of the 8 best .* it finds 50\.0%"):
@@ -298,10 +292,8 @@ def test_an_index_in_which_scann_finds_too_little_is_not_published(
     assert index_series(store).steps() == []
     assert not store.list("index/data")
     Heartbeat(store, builder.TRAINER_ROLE).beat(0, "running")
-    job_config = dataclasses.replace(config, patience_seconds=0.2)
-    job = builder.IndexBuilder(store, blocks, job_config)
     with pytest.raises(NotReadyError, match="was not heard of"):
-        job.run(threading.Event())
+        builder.IndexBuilder(store, blocks, config).run(threading.Event())
     status = read_heartbeat(store, builder.BUILDER_ROLE)
     assert "raise ScannConfig" in status.extra["refused"]["1"]
 

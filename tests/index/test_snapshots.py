@@ -3,6 +3,7 @@
 import itertools
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from tests.index.snapshot_files import (
     LAYOUTS,
     ROWS,
     Killed,
+    assert_whole,
     begin,
     data_files,
     lengthen,
@@ -48,8 +50,7 @@ def test_reads_back_what_was_committed(series):
     written = write_snapshot(series, 7, note="kept", nested={"a": [1, 2]})
     manifest = SnapshotSeries(series.store, "index").latest()
     assert manifest == written
-    series.verify(manifest, Expectation(CORPUS, dimension=4, count=23))
-    np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
+    assert_whole(series, manifest)
     assert series.read_file(manifest, "scann/assets.bin") == b"assets of step 7"
     assert (manifest.step, manifest.count, manifest.dimension) == (7, 23, 4)
     assert manifest.metadata == {"note": "kept", "nested": {"a": [1, 2]}}
@@ -61,17 +62,15 @@ def test_keeps_every_dtype(series):
     for step, dtype in enumerate(("float32", "bfloat16", "int32")):
         rows = np.asarray(jnp.asarray(ROWS * 100, dtype))
         read = series.read_array(write_snapshot(series, step, rows=rows), EMBEDDINGS)
-        assert read.dtype == rows.dtype
-        np.testing.assert_array_equal(read, rows)
+        np.testing.assert_array_equal(read, rows, strict=True)
 
 
 @given(start=st.integers(-30, 30), stop=st.none() | st.integers(-30, 30))
 @no_fixture_check
 def test_reads_any_slice_like_numpy(series, start, stop):
     manifest = series.latest() or write_snapshot(series)
-    rows = slice(start, stop)
-    read = series.read_array(manifest, EMBEDDINGS, rows)
-    np.testing.assert_array_equal(read, ROWS[rows])
+    read = series.read_array(manifest, EMBEDDINGS, slice(start, stop))
+    np.testing.assert_array_equal(read, ROWS[start:stop])
 
 
 def test_nothing_is_seen_before_the_commit(series):
@@ -88,14 +87,13 @@ def test_nothing_is_seen_before_the_commit(series):
 
 
 def test_the_latest_is_the_highest_number(series):
-    for step in [100, 9, 20]:
+    for step in (100, 9, 20):
         write_snapshot(series, step)
     # Other files beside the commits are ignored.
     series.store.write("index/commits/800.json.backup", b"")
     series.store.write("index/commits/notes/900.json", b"")
     assert series.steps() == [9, 20, 100]
-    assert series.latest_step() == 100
-    assert series.latest().step == 100
+    assert series.latest_step() == series.latest().step == 100
 
 
 def test_the_second_commit_of_a_step_is_refused(series):
@@ -146,23 +144,19 @@ def test_snapshots_of_something_else_are_refused(series):
 
 
 def test_parameters_come_back_as_they_were(series):
-    key = jax.random.key(0)
     params = {
         "tower": {
-            "kernel": jax.random.normal(key, (3, 5)).T,
+            "kernel": jax.random.normal(jax.random.key(0), (3, 5)).T,
             "layers": {"scale": np.float32(2.5), "empty": np.zeros((0, 4))},
         },
         "step": np.asarray([1, 2], np.int32),
     }
     writer = series.begin(5, corpus_fingerprint=CORPUS)
     write_params(writer, params)
-    manifest = writer.commit()
-    read = read_params(series, manifest)
+    read = read_params(series, writer.commit())
     assert jax.tree.structure(read) == jax.tree.structure(params)
-    for written, got in zip(*map(jax.tree.leaves, (params, read)), strict=True):
-        assert got.dtype == written.dtype
-        assert got.shape == written.shape
-        np.testing.assert_array_equal(got, written)
+    for leaves in zip(*map(jax.tree.leaves, (read, params)), strict=True):
+        np.testing.assert_array_equal(*leaves, strict=True)
 
 
 def test_rows_and_arrays_that_do_not_fit_are_refused(series):
@@ -257,9 +251,7 @@ def test_resumes_the_newest_attempt_of_the_same_settings(series):
     resumed.create_array(EMBEDDINGS, *LAYOUT)
     assert resumed.completed_rows(EMBEDDINGS) == [(8, 16)]
     write_rows(resumed, (0, 16))
-    manifest = resumed.commit()
-    series.verify(manifest)
-    np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
+    assert_whole(series, resumed.commit())
 
 
 def test_an_attempt_deleted_under_its_writer_is_missing_not_bad_input(series):
@@ -303,34 +295,22 @@ def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
         writer.write_file("scann/assets.bin", b"assets of step 7")
         done = {start for start, _ in writer.completed_rows(EMBEDDINGS)}
         write_rows(writer, {0, 8, 16} - done)
-        manifest = writer.commit()
-        series.verify(manifest)
-        np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
+        assert_whole(series, writer.commit())
 
 
 @IN_A_BUCKET
 def test_several_hosts_write_one_array(series):
     rows = np.arange(120, dtype=np.float32).reshape(60, 2)
     first = begin(series, 7, rows.shape)
-    errors = []
 
-    def host(index):
-        try:
-            writer = series.join(7, first.attempt)
-            writer.create_array(EMBEDDINGS, rows.shape, "float32", 8)
-            write_rows(writer, range(index * 8, 60, 24), rows)
-        except Exception as error:
-            errors.append(error)
+    def host(start):
+        writer = series.join(7, first.attempt)
+        writer.create_array(EMBEDDINGS, rows.shape, "float32", 8)
+        write_rows(writer, range(start, 60, 24), rows)
 
-    hosts = [threading.Thread(target=host, args=(i,)) for i in range(3)]
-    for thread in hosts:
-        thread.start()
-    for thread in hosts:
-        thread.join()
-    assert not errors
-    manifest = first.commit()
-    series.verify(manifest)
-    np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), rows)
+    with ThreadPoolExecutor(3) as hosts:
+        list(hosts.map(host, (0, 8, 16)))
+    assert_whole(series, first.commit(), rows)
 
 
 def test_a_full_disk_leaves_a_resumable_attempt(series):

@@ -17,16 +17,16 @@ from realm_jax.metrics.curves import (
 from realm_jax.metrics.metrics_file import MetricsFile
 
 
-def run(recall=None, utility=None, refresh_period=20, last_refresh=None, steps=400):
+def run(recall=None, utility=None, loss=3.0, refresh_period=20, last_refresh=400):
     """Metrics of a made-up pre-training: recall and utility are functions of 0..1."""
-    lines, index_step = [], 0
+    lines, index_step, steps = [], 0, 400
     for step in range(10, steps + 1, 10):
-        if step % refresh_period == 0 and step <= (last_refresh or steps):
+        if step % refresh_period == 0 and step <= last_refresh:
             index_step = step
         line = {
             "step": step,
             "stage": "pretrain",
-            "loss": 3.0,
+            "loss": loss,
             "index_step": index_step,
             "index_age_steps": step - index_step,
         }
@@ -44,15 +44,10 @@ def levels(curves):
 
 def test_a_reader_that_knows_its_text_by_heart_is_told_from_one_that_cannot_read():
     """As after 180 updates on the sentences of twenty articles; else as with noise."""
-    curves = run(lambda t: 1.0, lambda t: -0.02)
-    (finding,) = [one for one in health(curves) if one.level is Level.ALARM]
+    noise = run(lambda t: 1.0, lambda t: -0.02)
+    (finding,) = [one for one in health(noise) if one.level is Level.ALARM]
     assert "never rose above zero" in finding.text
-    known = [
-        dataclasses.replace(curve, values=[0.23] * len(curve.values))
-        if curve.metric == "loss"
-        else curve
-        for curve in curves
-    ]
+    known = run(lambda t: 1.0, lambda t: -0.02, loss=0.23)
     (finding,) = [one for one in health(known) if one.level is Level.ALARM]
     assert "by heart" in finding.text
     assert "0.23 nats" in finding.text
@@ -174,7 +169,6 @@ def test_a_collapse_is_seen_through_the_noise_of_a_short_run():
     values = (0.27, 0.013, 0.01, -0.006, 0.012, -0.006, 0.005, 0.005, 0.002, 0.004)
     values += (-0.002, -0.001, -0.001, 0.0115)
     steps = tuple(range(20, 20 * len(values) + 1, 20))
-    curve = Curve("pretrain", "retrieval_utility", steps, values)
-    findings = health([curve])
-    assert [finding.level for finding in findings] == [Level.ALARM]
-    assert "Collapse" in findings[0].text
+    (finding,) = health([Curve("pretrain", "retrieval_utility", steps, values)])
+    assert finding.level is Level.ALARM
+    assert "Collapse" in finding.text

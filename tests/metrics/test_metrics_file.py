@@ -11,6 +11,7 @@ from realm_jax.metrics.means import mean_of
 from realm_jax.metrics.metrics_file import MetricsFile, read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.tensorboard import EventFile
+from tests.flipped import flipped
 
 
 def test_means_are_of_terms_and_not_of_batches():
@@ -37,23 +38,15 @@ def test_a_resumed_run_repeats_no_step_and_leaves_other_stages_alone(tmp_path):
     *_, last = read_metrics(str(tmp_path))
     assert last == {"step": 6, "stage": "pretrain", "loss": 2.5, "index_step": 0}
     found = [(line["stage"], line["step"]) for line in read_metrics(str(tmp_path))]
-    assert found == [
-        ("warm_start", 2),
-        ("warm_start", 4),
-        ("warm_start", 6),
-        ("pretrain", 2),
-        ("pretrain", 4),
-        ("pretrain", 5),
-        ("pretrain", 6),
-    ]
+    of_pretrain = [("pretrain", step) for step in (2, 4, 5, 6)]
+    assert found == [("warm_start", step) for step in (2, 4, 6)] + of_pretrain
 
 
 def test_tensorboard_reads_them_and_drops_what_a_lost_run_had_shown(tmp_path):
     lost = EventFile(str(tmp_path), "pretrain", 0)
     for step in (1, 2, 3):
         lost.write(step, {"loss": 10.0 * step, "index_step": 0})
-    resumed = EventFile(str(tmp_path), "pretrain", 1)
-    resumed.write(2, {"loss": 0.5})
+    EventFile(str(tmp_path), "pretrain", 1).write(2, {"loss": 0.5})
     found = EventAccumulator(str(tmp_path / "tensorboard" / "pretrain")).Reload()
     scalars = [(event.step, event.value) for event in found.Scalars("loss")]
     assert scalars == [(1, 10.0), (2, 0.5)]
@@ -66,10 +59,8 @@ def test_a_bucket_has_the_whole_file(tmp_path, bucket):
     for step in (1, 2):
         events.write(step, {"loss": 1.0 / step})
     (name,) = open_store(url).list("tensorboard/pretrain")
-    copy = tmp_path / name
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(open_store(url).read(name))
-    found = EventAccumulator(str(copy.parent)).Reload()
+    open_store(tmp_path).write(name, open_store(url).read(name))
+    found = EventAccumulator(str((tmp_path / name).parent)).Reload()
     assert [event.value for event in found.Scalars("loss")] == [1.0, 0.5]
 
 
@@ -80,21 +71,17 @@ def test_a_flipped_bit_costs_its_own_line_at_most(tmp_path):
     ]
     whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
     first, last = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
-    path = tmp_path / "metrics.jsonl"
-    for place in range(first, last):
-        for bit in (0, 2, 5, 6, 7):
-            damaged = bytearray(whole)
-            damaged[place] ^= 1 << bit
-            path.write_bytes(damaged)
-            # Neither a restart nor a reader fails.
-            MetricsFile(str(tmp_path), "pretrain", 30)
-            found = list(read_metrics(str(tmp_path)))
-            assert found[0] == lines[0]
-            assert found[-1] == lines[2]
-            assert len(found) <= 3
-            health(read_curves([str(tmp_path)]))
-            total = stage_times(str(tmp_path))[0]
-            assert total.seconds > 0
+    for damaged in flipped(whole[first:last]):
+        changed = whole[:first] + damaged + whole[last:]
+        (tmp_path / "metrics.jsonl").write_bytes(changed)
+        # Neither a restart nor a reader fails.
+        MetricsFile(str(tmp_path), "pretrain", 30)
+        found = list(read_metrics(str(tmp_path)))
+        assert found[0] == lines[0]
+        assert found[-1] == lines[2]
+        assert len(found) <= 3
+        health(read_curves([str(tmp_path)]))
+        assert stage_times(str(tmp_path))[0].seconds > 0
 
 
 def test_what_is_no_line_of_metrics_is_a_gap(tmp_path):

@@ -156,10 +156,8 @@ def test_bootstrap_interval_agrees_with_scipy():
             (values,), np.mean, method="percentile", rng=generator, batch=1000
         ).confidence_interval
         tolerance = 0.04 * (peer.high - peer.low)
-        assert ours.mean == pytest.approx(values.mean())
-        assert ours.low == pytest.approx(peer.low, abs=tolerance)
-        assert ours.high == pytest.approx(peer.high, abs=tolerance)
-        assert ours.count == 150
+        assert (ours.mean, ours.count) == (pytest.approx(values.mean()), 150)
+        assert (ours.low, ours.high) == pytest.approx(tuple(peer), abs=tolerance)
 
 
 def test_of_few_values_or_groups_it_is_students_interval():
@@ -185,9 +183,7 @@ def test_groups_of_one_are_none():
 
 
 @pytest.mark.parametrize(("articles", "sentences"), [(8, 20), (40, 5)])
-def test_differences_of_articles_are_no_difference_of_models(
-    articles, sentences, monkeypatch
-):
+def test_differences_of_articles_are_not_of_models(articles, sentences, monkeypatch):
     """Each article has its own; over all of them there is none."""
     monkeypatch.setattr(retrieval, "_RESAMPLES", 200)
     generator = np.random.default_rng(6)
@@ -239,15 +235,13 @@ def test_values_that_are_no_measurements_are_refused():
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 262), (262, 262), (3, 20), (1, 1)])
-def test_rates_of_few_values_and_rates_that_never_vary_have_wilsons_interval(
-    hits, count
-):
+def test_rates_that_hardly_vary_have_wilsons_interval(hits, count):
     values = np.float64(np.arange(count) < hits)
     interval = bootstrap_interval(values)
     expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
     assert interval.mean == hits / count
-    assert interval.low == pytest.approx(expected.low, abs=1e-12)
-    assert interval.high == pytest.approx(expected.high, abs=1e-12)
+    bounds = (expected.low, expected.high)
+    assert (interval.low, interval.high) == pytest.approx(bounds, abs=1e-12)
     assert 0.0 <= interval.low <= interval.high <= 1.0
     # A group counts as one value.
     grouped = bootstrap_interval(np.repeat(values, 4), np.repeat(np.arange(count), 4))

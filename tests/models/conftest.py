@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert import Bert, BertConfig
 
 
 def apply(module, params, *inputs, **options):
@@ -65,3 +65,9 @@ def random_params():
         return jax.tree_util.tree_map_with_path(draw, shapes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def params(config, joined, random_params):
+    """Of the encoder alone."""
+    return random_params(Bert(config), *joined)

@@ -15,11 +15,6 @@ from tests.models.conftest import assert_close
 from tests.refused import refused
 
 
-@pytest.fixture(scope="module")
-def params(config, joined, random_params):
-    return random_params(Bert(config), *joined)
-
-
 @functools.cache
 def compiled_apply(config):
     return jax.jit(Bert(config).apply)
@@ -38,7 +33,7 @@ def compiled_gradient(config, params, ids, segment_ids):
 
 
 @pytest.fixture(scope="module")
-def reference_gradient(config, params, joined):
+def exact_gradient(config, params, joined):
     config = dataclasses.replace(config, remat="none")
     compiled = compiled_gradient(config, params, *joined)
     return compiled(params), compiled.memory_analysis().temp_size_in_bytes
@@ -90,42 +85,32 @@ def test_encoder_is_plain_bert_whatever_the_padding(config, params, joined):
     for activation in ("gelu", "gelu_tanh"):
         config = dataclasses.replace(config, activation=activation)
         encoded = encode(config, params, ids, np.where(is_token, segment_ids, 1))
-        for row in range(len(ids) - 1):
-            tokens = is_token[row]
-            sequence, pooled = plain_bert(
-                config, params, ids[row, tokens], segment_ids[row, tokens]
-            )
-            np.testing.assert_allclose(
-                encoded.sequence[row, tokens], sequence, atol=2e-5
-            )
-            np.testing.assert_allclose(encoded.pooled[row], pooled, atol=2e-5)
+        for row, tokens in enumerate(is_token[:-1]):
+            found = encoded.sequence[row, tokens], encoded.pooled[row]
+            inputs = ids[row, tokens], segment_ids[row, tokens]
+            assert_close(found, plain_bert(config, params, *inputs), rtol=0, atol=2e-5)
         # The last row is padding alone.
         assert np.isfinite(encoded.sequence).all()
 
 
-def test_bfloat16_activations_stay_near_float32(
-    config, params, joined, reference_gradient
-):
+def test_bfloat16_activations_stay_near_float32(config, params, joined, exact_gradient):
     exact = encode(config, params, *joined)
     half_config = dataclasses.replace(config, dtype="bfloat16")
     half = encode(half_config, params, *joined)
     assert half.sequence.dtype == jnp.bfloat16
-    is_token = joined[0] != 0
-    error = np.abs(np.float32(half.sequence) - exact.sequence)[is_token]
+    error = np.abs(np.float32(half.sequence) - exact.sequence)[joined[0] != 0]
     assert error.mean() < 0.02
     assert error.max() < 0.2
     gradients = compiled_gradient(half_config, params, *joined)(params)
     for found, wanted in zip(
-        jax.tree.leaves(gradients), jax.tree.leaves(reference_gradient[0]), strict=True
+        jax.tree.leaves(gradients), jax.tree.leaves(exact_gradient[0]), strict=True
     ):
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, wanted, atol=0.1 * np.abs(wanted).max() + 0.1)
 
 
-def test_how_the_backward_pass_runs_does_not_change_it(
-    config, params, joined, reference_gradient
-):
-    expected, reference_bytes = reference_gradient
+def test_remat_and_unrolling_change_no_gradient(config, params, joined, exact_gradient):
+    expected, reference_bytes = exact_gradient
     for change in (
         {"remat": "attention"},
         {"remat": "dots"},
@@ -137,6 +122,12 @@ def test_how_the_backward_pass_runs_does_not_change_it(
         assert_close(compiled(params), expected, rtol=1e-3, atol=1e-4)
         used = compiled.memory_analysis().temp_size_in_bytes
         assert used < reference_bytes or change["remat"] == "none", change
+
+
+@pytest.fixture
+def half(config):
+    """Of sizes and of a type that cuDNN takes."""
+    return dataclasses.replace(config, hidden_size=16, num_heads=2, dtype="bfloat16")
 
 
 @pytest.fixture
@@ -153,31 +144,23 @@ def cudnn_by_xla(monkeypatch):
     return calls
 
 
-def test_without_a_gpu_attention_by_cudnn_changes_nothing(
-    config, random_params, joined
-):
-    plain = dataclasses.replace(
-        config, dtype="bfloat16", hidden_size=16, num_heads=2, num_layers=1
-    )
-    params = random_params(Bert(plain), *joined)
-    chosen = dataclasses.replace(plain, attention_implementation="cudnn")
-    np.testing.assert_array_equal(
-        encode(chosen, params, *joined).sequence,
-        encode(plain, params, *joined).sequence,
-    )
+def test_without_a_gpu_attention_by_cudnn_changes_nothing(half, random_params, joined):
+    params = random_params(Bert(half), *joined)
+    chosen = dataclasses.replace(half, attention_implementation="cudnn")
+    found, expected = (encode(each, params, *joined) for each in (chosen, half))
+    np.testing.assert_array_equal(found.sequence, expected.sequence)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_attention_by_cudnn_is_that_by_xla(config, random_params, cudnn_by_xla, packed):
-    config = dataclasses.replace(config, num_heads=2, hidden_size=16, dtype="bfloat16")
+def test_attention_by_cudnn_is_that_by_xla(half, random_params, cudnn_by_xla, packed):
     random = np.random.default_rng(0)
-    ids = random.integers(1, config.vocab_size, (4, 12)).astype(np.int32)
+    ids = random.integers(1, half.vocab_size, (4, 12)).astype(np.int32)
     ids[0, 7:], ids[1, 2:], ids[2, 4:] = PAD_ID, PAD_ID, PAD_ID
     positions = np.array([[0, 3], [0, 1], [2, 1], [0, 11]], np.int32)
-    params = random_params(Bert(config), ids, ids)
+    params = random_params(Bert(half), ids, ids)
 
     def gradient(implementation):
-        changed = dataclasses.replace(config, attention_implementation=implementation)
+        changed = dataclasses.replace(half, attention_implementation=implementation)
 
         def loss(params):
             inputs = (ids, np.zeros_like(ids), positions, True, 16 if packed else None)
@@ -198,14 +181,8 @@ def test_attention_by_cudnn_is_that_by_xla(config, random_params, cudnn_by_xla, 
     assert_close(found, expected, rtol=0, atol=0.02 * largest)
 
 
-def test_odd_lengths_are_left_to_xla(config, random_params, joined, cudnn_by_xla):
-    config = dataclasses.replace(
-        config,
-        hidden_size=16,
-        num_heads=2,
-        dtype="bfloat16",
-        attention_implementation="cudnn",
-    )
+def test_odd_lengths_are_left_to_xla(half, random_params, joined, cudnn_by_xla):
+    config = dataclasses.replace(half, attention_implementation="cudnn")
     params = random_params(Bert(config), *joined)
     cudnn_by_xla.clear()
     ids, segment_ids = (array[:, :11] for array in joined)
@@ -266,9 +243,7 @@ def test_dropout_follows_its_key_and_only_in_training(config, params, joined):
     np.testing.assert_array_equal(evaluated, plain.sequence)
 
 
-def test_attention_weights_may_be_dropped_at_a_rate_of_their_own(
-    config, params, joined
-):
+def test_attention_weights_may_have_their_own_dropout(config, params, joined):
     @functools.partial(jax.jit, static_argnums=0)
     def encode_in_training(config):
         # In layers that are scanned, and in the last one, of which the first is read.
@@ -281,11 +256,8 @@ def test_attention_weights_may_be_dropped_at_a_rate_of_their_own(
         )
 
     def trained(rate, attention_rate):
-        return encode_in_training(
-            dataclasses.replace(
-                config, dropout_rate=rate, attention_dropout_rate=attention_rate
-            )
-        )
+        rates = {"dropout_rate": rate, "attention_dropout_rate": attention_rate}
+        return encode_in_training(dataclasses.replace(config, **rates))
 
     np.testing.assert_array_equal(trained(0.5, None), trained(0.5, 0.5))
     plain = trained(0.0, None)
@@ -293,9 +265,7 @@ def test_attention_weights_may_be_dropped_at_a_rate_of_their_own(
         assert np.abs(trained(*rates) - plain).max() > 0.1, rates
 
 
-def test_attention_weights_that_are_kept_need_no_random_numbers(
-    config, params, joined, monkeypatch
-):
+def test_attention_without_dropout_draws_nothing(config, params, joined, monkeypatch):
     monkeypatch.delattr(layers.SelfAttention, "kept_weights")
     config = dataclasses.replace(config, dropout_rate=0.25, attention_dropout_rate=0.0)
     dropped = Bert(config).apply(
@@ -305,9 +275,7 @@ def test_attention_weights_that_are_kept_need_no_random_numbers(
 
 
 def test_initial_kernels_differ_by_layer_and_have_the_range_asked_for():
-    config = BertConfig(
-        vocab_size=8, hidden_size=64, num_layers=3, num_heads=2, mlp_size=128
-    )
+    config = BertConfig(8, hidden_size=64, num_layers=3, num_heads=2, mlp_size=128)
     ids = np.ones((1, 2), np.int32)
     tree = jax.jit(Bert(config).init)(jax.random.key(0), ids, ids)["params"]
     kernel = np.asarray(tree["layers"]["mlp_input"]["kernel"])
@@ -319,16 +287,16 @@ def test_initial_kernels_differ_by_layer_and_have_the_range_asked_for():
 
 
 def test_impossible_configurations_and_sequences_are_refused(config, params):
-    for change, message in {
-        ("num_heads", 5): "to divide hidden_size 12, got 5",
-        ("activation", "relu"): "to be one of gelu_tanh, gelu, got 'relu'",
-        ("dtype", "float16"): "to be one of float32, bfloat16, got 'float16'",
-        ("remat", "auto"): "to be one of none, attention, dots, full, got 'auto'",
-        ("attention_implementation", "flash"): "to be one of xla, cudnn, got 'flash'",
-        ("attention_implementation", "cudnn"): "got 'float32' and 0.0",
-    }.items():
-        with refused(f"{change[0]}.*{message}"):
-            dataclasses.replace(config, **dict([change]))
+    for name, value, message in (
+        ("num_heads", 5, "to divide hidden_size 12, got 5"),
+        ("activation", "relu", "to be one of gelu_tanh, gelu, got 'relu'"),
+        ("dtype", "float16", "to be one of float32, bfloat16, got 'float16'"),
+        ("remat", "auto", "to be one of none, attention, dots, full, got 'auto'"),
+        ("attention_implementation", "flash", "to be one of xla, cudnn, got 'flash'"),
+        ("attention_implementation", "cudnn", "got 'float32' and 0.0"),
+    ):
+        with refused(f"{name}.*{message}"):
+            dataclasses.replace(config, **{name: value})
     with refused("a multiple of 8 features.*got 12 features in 3 heads"):
         dataclasses.replace(config, dtype="bfloat16", attention_implementation="cudnn")
     ids = np.ones((1, 17), np.int32)
@@ -355,9 +323,7 @@ def test_dropout_keeps_each_element_by_itself(rate, rows):
 
 
 @pytest.mark.parametrize(("num_layers", "remat"), [(1, "dots"), (3, "attention")])
-def test_positions_alone_are_as_in_the_whole_sequence(
-    config, random_params, num_layers, remat
-):
+def test_positions_alone_are_as_in_the_whole(config, random_params, num_layers, remat):
     config = dataclasses.replace(
         config, num_layers=num_layers, remat=remat, scan_unroll=2
     )

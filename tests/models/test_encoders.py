@@ -47,8 +47,7 @@ def test_every_stage_and_whoever_opens_a_model(world, tmp_path, unknown):
         world, tmp_path / "model", models=models(), warm_start=before.model_dir
     )
     assert finetune.run(config, tiny.silent, tiny.NEVER)
-    answer = realm_jax.load(config.model_dir).answer("kise posa feso fedi")
-    assert answer.documents
+    assert realm_jax.load(config.model_dir).answer("kise posa feso fedi").documents
     unknown()
     with refused("expected an encoder that is registered, got 'shared_layers'"):
         realm_jax.load(config.model_dir)

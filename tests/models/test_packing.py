@@ -53,11 +53,6 @@ def test_the_longest_shares_a_row_with_the_shortest():
         assert not packing.fits(ids, longest - 1)
 
 
-@pytest.fixture(scope="module")
-def params(config, joined, random_params):
-    return random_params(Bert(config), *joined)
-
-
 def every_state(config, params, ids, segment_ids, packed_length):
     encoded = Bert(config).apply(
         {"params": params}, ids, segment_ids, packed_length=packed_length
@@ -77,13 +72,9 @@ def some_states(config, params, ids, segment_ids, packed_length):
     )
 
 
-@pytest.mark.parametrize(
-    ("num_sequences", "states"), [(4, every_state), (3, some_states)]
-)
-def test_the_encoder_gives_what_it_gives_of_each_alone(
-    config, params, joined, states, num_sequences
-):
-    ids, segment_ids = (array[:num_sequences] for array in joined)
+@pytest.mark.parametrize(("count", "states"), [(4, every_state), (3, some_states)])
+def test_packed_sequences_are_encoded_alike(config, params, joined, states, count):
+    ids, segment_ids = (array[:count] for array in joined)
     length = 18
     assert packing.fits(ids, length)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from tests.models.conftest import apply
@@ -26,67 +25,69 @@ def inputs(joined):
     return queries, documents, segments
 
 
+@pytest.fixture
+def make(config, inputs, random_params):
+    """Makes the settings of a retriever and its parameters."""
+
+    def make(bert=config, projection_size=6, **settings):
+        settings = RetrieverConfig(bert, projection_size, **settings)
+        return settings, random_params(Retriever(settings), *inputs)
+
+    return make
+
+
 def embed(config, params, inputs, **options):
     return apply(Retriever(config), params, *inputs, **options)
 
 
-def test_an_embedding_is_the_pooled_vector_projected_and_normalised(
-    config, inputs, random_params
-):
-    epsilon = 1e-3
-    settings = RetrieverConfig(
-        config, projection_size=6, layer_norm_epsilon=epsilon, temperature=4.0
-    )
-    params = random_params(Retriever(settings), *inputs)
-    for leaf in ("kernel", "bias"):  # A variance near the epsilon, so that it counts.
-        params["tower"]["projection"][leaf] *= 0.02
+def encoded_and_embedded(settings, params, inputs):
+    """What the encoder makes of two documents, and their embeddings."""
     _, embeddings = embed(settings, params, inputs)
-    assert embeddings.shape == (3, 2, 6)
-    assert embeddings.dtype == jnp.float32
+    texts = (each[1] for each in inputs[1:])
+    return apply(Bert(settings.bert), params["tower"]["bert"], *texts), embeddings[1]
 
+
+def dense(features, layer):
+    return np.float64(features) @ np.float64(layer["kernel"]) + layer["bias"]
+
+
+def test_an_embedding_is_the_pooled_vector_projected_and_normalised(make, inputs):
+    epsilon = 1e-3
+    settings, params = make(layer_norm_epsilon=epsilon, temperature=4.0)
     tower = params["tower"]
-    _, documents, segments = inputs
-    pooled = apply(Bert(config), tower["bert"], documents[1], segments[1]).pooled
-    kernel = np.float64(tower["projection"]["kernel"])
-    projected = np.float64(pooled) @ kernel + tower["projection"]["bias"]
+    for leaf in ("kernel", "bias"):  # A variance near the epsilon, so that it counts.
+        tower["projection"][leaf] *= 0.02
+    encoded, embeddings = encoded_and_embedded(settings, params, inputs)
+    assert embeddings.shape == (2, 6)
+    assert embeddings.dtype == jnp.float32
+    projected = dense(encoded.pooled, tower["projection"])
     projected -= projected.mean(-1, keepdims=True)
     variance = (projected**2).mean(-1, keepdims=True)
     norm = tower["projection_norm"]
     expected = projected / np.sqrt(variance + epsilon) * norm["scale"] + norm["bias"]
     # Two embeddings share the temperature of their product.
-    np.testing.assert_allclose(embeddings[1], expected / 2, atol=1e-4)
+    np.testing.assert_allclose(embeddings, expected / 2, atol=1e-4)
 
 
-def test_mean_pooling_takes_every_wordpiece_and_no_padding(
-    config, inputs, random_params
-):
-    mean = RetrieverConfig(config, projection_size=6, layer_norm=False, pooling="mean")
-    params = random_params(Retriever(mean), *inputs)
-    # Those of any other pooling, the encoder's pooler included.
-    assert params["tower"].keys() == {"bert", "projection"}
-    assert "pooler" in params["tower"]["bert"]
-    _, documents, segments = inputs
-    _, embeddings = embed(mean, params, inputs)
-
+def test_mean_pooling_takes_every_wordpiece_and_no_padding(make, inputs):
+    settings, params = make(layer_norm=False, pooling="mean")
     tower = params["tower"]
-    ids = np.asarray(documents[1])
+    # Those of any other pooling, the encoder's pooler included.
+    assert tower.keys() == {"bert", "projection"}
+    assert "pooler" in tower["bert"]
+    encoded, embeddings = encoded_and_embedded(settings, params, inputs)
+    ids = inputs[1][1]
     assert (ids == 0).any()
-    sequence = apply(Bert(config), tower["bert"], ids, segments[1]).sequence
-    kernel = np.float64(tower["projection"]["kernel"])
-    bias = tower["projection"]["bias"]
-    for row, states, embedding in zip(ids, sequence, embeddings[1], strict=True):
+    for row, states, embedding in zip(ids, encoded.sequence, embeddings, strict=True):
         # Without layer norm the projection is the embedding.
-        expected = np.float64(states)[row != 0].mean(0) @ kernel + bias
+        expected = dense(np.float64(states)[row != 0].mean(0), tower["projection"])
         np.testing.assert_allclose(embedding, expected, atol=1e-4)
     with refused("cls, cls_state, mean"):
-        RetrieverConfig(config, pooling="max")
+        dataclasses.replace(settings, pooling="max")
 
 
-def test_without_a_projection_an_embedding_is_that_of_a_sentence_encoder(
-    config, inputs, random_params
-):
-    settings = RetrieverConfig(
-        config,
+def test_without_a_projection_an_embedding_is_that_of_a_sentence_encoder(make, inputs):
+    settings, params = make(
         projection_size=7,
         pooling="cls_state",
         dense_size=7,
@@ -95,31 +96,23 @@ def test_without_a_projection_an_embedding_is_that_of_a_sentence_encoder(
         projected=False,
         temperature=0.25,
     )
-    params = random_params(Retriever(settings), *inputs)
     tower = params["tower"]
     assert tower.keys() == {"bert", "dense"}
-    _, embeddings = embed(settings, params, inputs)
-    _, documents, segments = inputs
-    sequence = apply(Bert(config), tower["bert"], documents[1], segments[1]).sequence
-    kernel = np.float64(tower["dense"]["kernel"])
-    expected = np.tanh(np.float64(sequence)[:, 0] @ kernel + tower["dense"]["bias"])
+    encoded, embeddings = encoded_and_embedded(settings, params, inputs)
+    expected = np.tanh(dense(encoded.sequence[:, 0], tower["dense"]))
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    # Two embeddings share the temperature of their product.
-    np.testing.assert_allclose(embeddings[1], expected * 2, atol=1e-4)
-    with pytest.raises(BadInputError, match="projection_size to be 7"):
+    np.testing.assert_allclose(embeddings, expected * 2, atol=1e-4)
+    with refused("projection_size to be 7"):
         dataclasses.replace(settings, projection_size=6)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls_state"])
-def test_a_prefix_is_read_as_if_it_stood_in_the_text(
-    config, inputs, random_params, pooling
-):
-    plain = RetrieverConfig(config, projection_size=6, pooling=pooling)
+def test_a_prefix_is_read_as_if_it_stood_in_the_text(make, inputs, pooling):
+    plain, params = make(pooling=pooling)
     prompted = dataclasses.replace(plain, query_prefix=(3,), document_prefix=(5, 7))
     queries, documents, segments = inputs
     documents = documents.copy()
     documents[0, 0, 1:] = 0  # Shorter than the prefix.
-    params = random_params(Retriever(plain), *inputs)
     found = embed(prompted, params, (queries, documents, segments))
 
     def inserted(rows, pieces):
@@ -154,8 +147,7 @@ def test_the_record_of_a_retriever_makes_it_again(config):
     )
     recorded = json.loads(json.dumps(settings.recorded()))
     assert recorded == settings.recorded()
-    bert = BertConfig(**recorded.pop("bert"))
-    again = RetrieverConfig(bert, **recorded)
+    again = RetrieverConfig(BertConfig(**recorded.pop("bert")), **recorded)
     assert again == settings
     assert hash(again) == hash(settings)
     # Records of other retrievers are as they were before there were such settings.
@@ -165,11 +157,8 @@ def test_the_record_of_a_retriever_makes_it_again(config):
     }
 
 
-def test_a_shared_tower_embeds_queries_as_documents_of_segment_0(
-    config, inputs, random_params
-):
-    settings = RetrieverConfig(config, projection_size=6)
-    params = random_params(Retriever(settings), *inputs)
+def test_a_shared_tower_embeds_queries_as_documents_of_segment_0(make, inputs):
+    settings, params = make()
     assert set(params) == {"tower"}
     queries = inputs[0]
     as_queries, as_documents = embed(
@@ -178,38 +167,30 @@ def test_a_shared_tower_embeds_queries_as_documents_of_segment_0(
     np.testing.assert_allclose(as_queries, as_documents, atol=1e-6)
 
 
-def test_separate_towers_have_parameters_and_gradients_of_their_own(
-    config, inputs, random_params
-):
-    settings = RetrieverConfig(config, projection_size=6, shared=False)
-    params = random_params(Retriever(settings), *inputs)
+def test_separate_towers_have_parameters_and_gradients_of_their_own(make, inputs):
+    settings, params = make(shared=False)
     assert set(params) == {"query_tower", "document_tower"}
 
     @jax.jit
-    def sum_of_scores(params):
+    def loss(params):
         queries, documents = Retriever(settings).apply({"params": params}, *inputs)
         scores = jnp.einsum("bp,bkp->bk", queries, documents)
         return jnp.sum(jnp.sin(scores)), (queries, documents)
 
-    gradients, (queries, documents) = jax.jit(jax.grad(sum_of_scores, has_aux=True))(
-        params
-    )
+    gradients, (queries, documents) = jax.jit(jax.grad(loss, has_aux=True))(params)
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         # Every kernel learns, down to the embeddings. (A key bias does not: it adds the
         # same to every score of a softmax.)
         assert np.any(gradient) or path[-1].key == "bias", path
 
-    params["document_tower"] = jax.tree.map(
-        lambda leaf: 1.1 * leaf, params["document_tower"]
-    )
-    _, (same, others) = sum_of_scores(params)
+    params["document_tower"] = jax.tree.map(lambda x: 1.1 * x, params["document_tower"])
+    _, (same, others) = loss(params)
     np.testing.assert_allclose(same, queries, atol=1e-5)
     assert np.abs(others - documents).max() > 0.01
 
 
-def test_projection_dropout_only_in_training(config, inputs, random_params):
-    settings = RetrieverConfig(config, projection_size=64, projection_dropout=0.25)
-    params = random_params(Retriever(settings), *inputs)
+def test_projection_dropout_only_in_training(make, inputs):
+    settings, params = make(projection_size=64, projection_dropout=0.25)
     _, kept = embed(settings, params, inputs)
     rngs = {"dropout": jax.random.key(0)}
     _, dropped = embed(settings, params, inputs, deterministic=False, rngs=rngs)
@@ -220,25 +201,17 @@ def test_projection_dropout_only_in_training(config, inputs, random_params):
     )
 
 
-def test_embeddings_are_float32_when_activations_are_not(config, inputs, random_params):
-    half = dataclasses.replace(config, dtype="bfloat16")
-    settings = RetrieverConfig(half, projection_size=6)
-    params = random_params(Retriever(settings), *inputs)
-    queries, documents = jax.eval_shape(
-        Retriever(settings).apply, {"params": params}, *inputs
-    )
-    assert queries.dtype == documents.dtype == jnp.float32
+def test_embeddings_are_float32_when_activations_are_not(config, make, inputs):
+    settings, params = make(dataclasses.replace(config, dtype="bfloat16"))
+    found = jax.eval_shape(Retriever(settings).apply, {"params": params}, *inputs)
+    assert {embeddings.dtype for embeddings in found} == {jnp.dtype("float32")}
 
 
-def test_what_is_embedded_alone_is_embedded_without_dropout(
-    config, inputs, random_params
-):
+def test_what_is_embedded_alone_is_embedded_without_dropout(config, make, inputs):
     dropping = dataclasses.replace(config, dropout_rate=0.5)
-    settings = RetrieverConfig(dropping, projection_size=6, projection_dropout=0.5)
+    settings, params = make(dropping, projection_dropout=0.5)
     queries, documents, segments = inputs
-    params = random_params(Retriever(settings), *inputs)
     kept = embed(RetrieverConfig(config, projection_size=6), params, inputs)
-
     # No key for dropout is given.
     alone = functools.partial(apply, Retriever(settings), params)
     as_queries = alone(queries, method="embed_queries")

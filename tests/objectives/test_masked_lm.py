@@ -20,26 +20,16 @@ def arrays():
     return log_retrieval, log_tokens, weights
 
 
-def as_float32(arrays):
-    return [jnp.asarray(array, jnp.float32) for array in arrays]
-
-
 def slow_loss(log_retrieval, log_tokens, weights, marginalization):
     """The definition, one float64 at a time."""
     total, count = 0.0, 0
     for b in range(BATCH):
         masks = [m for m in range(MASKS) if weights[b, m]]
-        if marginalization is Marginalization.PER_TOKEN:
-            for m in masks:
-                p = sum(
-                    math.exp(log_retrieval[b, z]) * math.exp(log_tokens[b, z, m])
-                    for z in range(CANDIDATES)
-                )
-                total, count = total - math.log(p), count + 1
-        elif masks:
+        by_token = marginalization is Marginalization.PER_TOKEN
+        for group in [[m] for m in masks] if by_token else [masks] if masks else []:
             p = sum(
                 math.exp(log_retrieval[b, z])
-                * math.prod(math.exp(log_tokens[b, z, m]) for m in masks)
+                * math.prod(math.exp(log_tokens[b, z, m]) for m in group)
                 for z in range(CANDIDATES)
             )
             total, count = total - math.log(p), count + 1
@@ -48,7 +38,7 @@ def slow_loss(log_retrieval, log_tokens, weights, marginalization):
 
 @pytest.mark.parametrize("marginalization", Marginalization)
 def test_loss_equals_a_loop_in_float64(arrays, marginalization):
-    got = masked_lm.marginal_likelihood(*as_float32(arrays), marginalization)
+    got = masked_lm.marginal_likelihood(*map(jnp.asarray, arrays), marginalization)
     total, count = slow_loss(*arrays, marginalization)
     assert float(got.loss_total) == pytest.approx(total, rel=1e-5)
     assert float(got.loss_count) == count
@@ -57,7 +47,7 @@ def test_loss_equals_a_loop_in_float64(arrays, marginalization):
     wider = np.concatenate([log_tokens, np.zeros((BATCH, 1, MASKS))], axis=1)
     padded = np.concatenate([log_retrieval, np.full((BATCH, 1), -np.inf)], axis=1)
     got = masked_lm.marginal_likelihood(
-        *as_float32((padded, wider, weights)), marginalization
+        *map(jnp.asarray, (padded, wider, weights)), marginalization
     )
     assert float(got.loss_total) == pytest.approx(total, rel=1e-5)
 
@@ -68,7 +58,7 @@ def test_normalising_over_the_batch_changes_every_term(arrays, marginalization):
     log_share = np.array([-0.1, -2.0, -1.0])
     of_batch = log_retrieval + log_share[:, None]
     total, count = slow_loss(of_batch, log_tokens, weights, marginalization)
-    log_retrieval, log_tokens, weights = as_float32(arrays)
+    log_retrieval, log_tokens, weights = map(jnp.asarray, arrays)
     embeddings = jnp.zeros((BATCH, CANDIDATES, 2))
     blocks = jnp.zeros((BATCH, CANDIDATES), int)
     evidence = Evidence(
@@ -76,7 +66,7 @@ def test_normalising_over_the_batch_changes_every_term(arrays, marginalization):
             log_retrieval, log_tokens, weights, marginalization
         ),
         log_retrieval=log_retrieval,
-        log_share=jnp.asarray(log_share, jnp.float32),
+        log_share=jnp.asarray(log_share),
         log_tokens=log_tokens,
         mask_weights=weights,
         query_embeddings=embeddings[:, 0],

@@ -44,13 +44,7 @@ def slow_log_probs(scores, logits, valid, marginalization):
 
 
 def log_probs(arrays, marginalization):
-    scores, logits, valid = arrays
-    return open_qa.span_log_probs(
-        jnp.asarray(scores, jnp.float32),
-        jnp.asarray(logits, jnp.float32),
-        jnp.asarray(valid),
-        marginalization,
-    )
+    return open_qa.span_log_probs(*map(jnp.asarray, arrays), marginalization)
 
 
 @pytest.mark.parametrize("marginalization", AnswerMarginalization)
@@ -62,9 +56,7 @@ def test_span_softmax_equals_a_loop_in_float64(arrays, marginalization):
 
 
 @pytest.mark.parametrize("marginalization", AnswerMarginalization)
-def test_losses_equal_a_loop_and_a_row_without_a_positive_counts_nothing(
-    arrays, marginalization
-):
+def test_losses_equal_a_loop_in_float64(arrays, marginalization):
     rng = np.random.default_rng(5)
     retrieval = rng.normal(size=(BATCH, NEIGHBOURS))
     has_answer = rng.uniform(size=(BATCH, NEIGHBOURS)) < 0.5
@@ -75,7 +67,7 @@ def test_losses_equal_a_loop_and_a_row_without_a_positive_counts_nothing(
     is_answer[2] = ~valid[2]
     assert is_answer[2].any()
     got = open_qa.open_qa(
-        jnp.asarray(retrieval, jnp.float32),
+        jnp.asarray(retrieval),
         jnp.asarray(has_answer),
         log_probs(arrays, marginalization),
         jnp.asarray(is_answer),
@@ -99,21 +91,14 @@ def test_losses_equal_a_loop_and_a_row_without_a_positive_counts_nothing(
 
 
 def test_gradients_stay_finite_without_a_positive(arrays):
-    scores, logits, valid = arrays
-
-    def loss(scores, logits):
+    def loss(scores, logits, valid):
         spans = open_qa.span_log_probs(
-            scores, logits, jnp.asarray(valid), AnswerMarginalization.JOINT_SOFTMAX
+            scores, logits, valid, AnswerMarginalization.JOINT_SOFTMAX
         )
-        nothing = jnp.zeros(spans.shape, bool)
-        return open_qa.open_qa(
-            scores, jnp.zeros(scores.shape, bool), spans, nothing
-        ).loss_total
+        no_block, no_span = (jnp.zeros(x.shape, bool) for x in (scores, spans))
+        return open_qa.open_qa(scores, no_block, spans, no_span).loss_total
 
-    gradients = jax.grad(loss, argnums=(0, 1))(
-        jnp.asarray(scores, jnp.float32), jnp.asarray(logits, jnp.float32)
-    )
-    for gradient in gradients:
+    for gradient in jax.grad(loss, argnums=(0, 1))(*map(jnp.asarray, arrays)):
         np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
 
 

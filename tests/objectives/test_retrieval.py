@@ -1,4 +1,4 @@
-"""Retrieval and the inverse cloze task against loops in float64."""
+"""Retrieval, the inverse cloze task and distillation in float64, by loops and SciPy."""
 
 import math
 
@@ -6,33 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 
 from realm_jax.objectives import retrieval
 from realm_jax.objectives.masked_lm import Marginalization, marginal_likelihood
-from realm_jax.objectives.retrieval import inverse_cloze
 
 
-def test_log_probs_equal_a_loop_in_float64():
+def test_log_probs_are_a_softmax_over_the_valid_documents():
     rng = np.random.default_rng(0)
-    queries = rng.normal(size=(3, 8))
-    documents = rng.normal(size=(3, 5, 8))
+    queries, documents = rng.normal(size=(3, 8)), rng.normal(size=(3, 5, 8))
     valid = np.array(
         [[True] * 5, [True, True, False, True, False], [True] + [False] * 4]
     )
-    got = retrieval.retrieval_log_probs(
-        jnp.asarray(queries, jnp.float32),
-        jnp.asarray(documents, jnp.float32),
-        jnp.asarray(valid),
-    )
-    for row in range(3):
-        scores = [float(np.dot(queries[row], z)) for z in documents[row]]
-        total = sum(np.exp(s) for s, v in zip(scores, valid[row], strict=True) if v)
-        for k, score in enumerate(scores):
-            want = score - np.log(total) if valid[row, k] else -np.inf
-            assert float(got[row, k]) == pytest.approx(want, abs=1e-4)
+    got = retrieval.retrieval_log_probs(*map(jnp.asarray, (queries, documents, valid)))
+    scores = np.einsum("bp,bkp->bk", queries, documents)
+    want = scipy.special.log_softmax(np.where(valid, scores, -np.inf), axis=1)
+    np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-def gradient_of_the_likelihood(scores, log_likelihood, marginalization):
+def likelihood_gradient(scores, log_likelihood, marginalization):
     """What training gives f(x, z) when it ascends log p(y|x)."""
 
     def log_marginal(scores):
@@ -59,8 +52,7 @@ def test_the_gradient_is_that_of_the_paper(marginalization):
     p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     marginal = (p * likelihood).sum(axis=-1, keepdims=True)
     want = (likelihood / marginal - 1) * p
-    scores, likelihood = (jnp.asarray(x, jnp.float32) for x in (scores, likelihood))
-    got = gradient_of_the_likelihood(scores, jnp.log(likelihood), marginalization)
+    got = likelihood_gradient(jnp.asarray(scores), jnp.log(likelihood), marginalization)
     np.testing.assert_allclose(got, want, atol=1e-6)
     # A softmax's gradient moves mass, it makes none.
     np.testing.assert_allclose(got.sum(axis=-1), np.zeros(4), atol=1e-6)
@@ -102,8 +94,7 @@ def batch_of_candidates():
 
 
 def share_of_batch(arrays):
-    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
-    return retrieval.log_share_of_batch(**arrays)
+    return retrieval.log_share_of_batch(**jax.tree.map(jnp.asarray, arrays))
 
 
 def test_the_share_of_the_batch_equals_a_loop():
@@ -139,12 +130,23 @@ def slow_inverse_cloze(queries, documents, blocks):
 def test_inverse_cloze_equals_a_loop_in_float64():
     queries, documents = np.random.default_rng(3).normal(size=(2, 5, 6))
     for blocks in ([0, 1, 2, 3, 4], [7, 7, 2, 7, 2], [1, 1, 1, 1, 1]):
-        got = inverse_cloze(
-            jnp.asarray(queries, jnp.float32),
-            jnp.asarray(documents, jnp.float32),
-            jnp.asarray(blocks),
-        )
+        arrays = map(jnp.asarray, (queries, documents, blocks))
+        got = retrieval.inverse_cloze(*arrays)
         total, correct = slow_inverse_cloze(queries, documents, blocks)
         assert float(got.loss_total) == pytest.approx(total, abs=1e-4)
         assert float(got.correct) == correct
         assert float(got.count) == 5
+
+
+def test_distillation_is_the_divergence_of_scipy():
+    rng = np.random.default_rng(0)
+    queries, documents = rng.normal(size=(3, 8)), rng.normal(size=(3, 5, 8))
+    teacher = rng.dirichlet(np.ones(5), size=3)
+    teacher[1] = [0.75, 0.0, 0.25, 0.0, 0.0]
+    got = retrieval.distillation(*map(jnp.asarray, (queries, documents, teacher)))
+    scores = np.einsum("bp,bkp->bk", queries, documents)
+    student = scipy.special.softmax(scores, axis=1)
+    expected = scipy.stats.entropy(teacher, student, axis=1).sum()
+    assert float(got.loss_total) == pytest.approx(expected, rel=1e-5)
+    assert float(got.agreed) == (student.argmax(1) == teacher.argmax(1)).sum()
+    assert float(got.count) == 3

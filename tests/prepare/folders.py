@@ -3,6 +3,8 @@
 import pathlib
 import random
 
+from tests.flipped import flip
+
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
     """Returns the bytes of every file below a folder, by its path from there."""
@@ -18,7 +20,5 @@ def flip_a_bit_of_each(scratch: pathlib.Path, seed: int) -> list[pathlib.Path]:
     rng = random.Random(seed)
     files = sorted(path for path in scratch.rglob("*") if path.is_file())
     for path in files:
-        data = bytearray(path.read_bytes())
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        path.write_bytes(data)
+        flip(path, rng.randrange(path.stat().st_size), 1 << rng.randrange(8))
     return files

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from unittest import mock
 
 import pytest
 
@@ -52,6 +53,7 @@ add_task(
 """
 CRASH = "CALLS.append(1); assert len(CALLS) < 5, 'too many calls'"
 FEW = "--gin.EXAMPLES=['questions']"  # Beside those that a test is about.
+LONGER = "--gin.prepare.PrepareConfig.max_masks=7"
 IS_YEAR = "def is_kept(answer):\n    return answer.isdigit()\n"
 
 
@@ -65,13 +67,12 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def realm(root, capsys, caplog, registry):
-    """Runs `realm prepare` as if in a process of its own; returns code and words."""
+    """Runs `realm prepare` as if in a process of its own; returns its words."""
 
-    def run(*flags, **macros):
+    def run(*flags, code=0):
         import seqio
 
-        forgotten = [name for name in sys.modules if name.startswith("mine")]
-        for name in forgotten:
+        for name in [name for name in sys.modules if name.startswith("mine")]:
             del sys.modules[name]
         for name in list(seqio.TaskRegistry.names()):
             seqio.TaskRegistry.remove(name)
@@ -79,9 +80,11 @@ def realm(root, capsys, caplog, registry):
         shutil.rmtree(root / "__pycache__", ignore_errors=True)
         capsys.readouterr()
         caplog.clear()
-        code = main([*tiny_run.arguments("prepare", root, **macros), *flags])
-        said = capsys.readouterr()
-        return code, " ".join((caplog.text + said.out + said.err).split())
+        ended = main([*tiny_run.arguments("prepare", root), *flags])
+        printed = capsys.readouterr()
+        said = " ".join((caplog.text + printed.out + printed.err).split())
+        assert ended == code, said
+        return said
 
     return run
 
@@ -97,10 +100,10 @@ def with_years(*flags):
     return ["--import_module=mine", more, *flags]
 
 
-def answers(root, task="mine_years"):
-    """All masked answers of a task that lie on disk, as text, sorted."""
+def answers(root):
+    """All masked answers of the module's task that lie on disk, as text, sorted."""
     vocabulary = BlockStore.open(root / "corpus").vocabulary
-    folder = root / "corpus" / "examples" / task
+    folder = root / "corpus" / "examples" / "mine_years"
     rows = [
         row[row > 0]
         for split in ("train", "validation")
@@ -125,81 +128,71 @@ def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     root, realm, monkeypatch
 ):
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", 0)
-    assert realm(FEW)[0] == 0
+    realm(FEW)
     write_module(root, bug=CRASH, rules=IS_YEAR.replace(".isdigit()", " != ''"))
     with pytest.raises(Exception, match="too many calls"):
         realm(*with_years(FEW, "--workers=1"))
     parts = list((root / "corpus.parts").glob("examples/*/mine_years*"))
     assert len(parts) > 3
     write_module(root)
-    code, said = realm(*with_years(FEW, "--workers=1"))
-    assert code == 0, said
+    realm(*with_years(FEW, "--workers=1"))
     assert answers(root) == years_of(root)
     assert len(years_of(root)) == 40
 
 
 def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch):
-    assert realm("--workers=1")[0] == 0
+    realm("--workers=1")
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", 0)
     made = contents(root / "corpus")
     shutil.rmtree(root / "corpus" / "examples")
-
-    def full_disk(*args, **kwargs):
-        raise BadInputError("expected room on the disk")
-
+    full_disk = mock.Mock(side_effect=BadInputError("expected room on the disk"))
     with monkeypatch.context() as patch:
         patch.setattr(examples, "write_split", full_disk)
-        assert realm("--workers=1")[0] == 2
+        realm("--workers=1", code=2)
     damaged = flip_a_bit_of_each(root / "corpus.parts", seed=0)
     assert len(damaged) > 3
-    code, said = realm("--workers=1")
-    assert code == 0, said
-    assert said.count("is damaged and is made anew") == len(damaged)
+    assert realm("--workers=1").count("is damaged and is made anew") == len(damaged)
     assert contents(root / "corpus") == made
 
 
 def test_examples_are_not_kept_when_their_module_or_settings_change(root, realm):
-    assert realm(FEW)[0] == 0
+    realm(FEW)
     write_module(root)
-    assert realm(*with_years(FEW))[0] == 0
+    realm(*with_years(FEW))
     assert answers(root) == years_of(root)
     # A comment changes nothing.
     with (root / "mine.py").open("a") as file:
         file.write("# Years only.\n")
-    assert realm(*with_years(FEW))[0] == 0
-    longer = "--gin.prepare.PrepareConfig.max_masks=7"
-    code, said = realm(*with_years(FEW, longer))
+    realm(*with_years(FEW))
+    said = realm(*with_years(FEW, LONGER), code=2)
     assert re.search("mine_years.*their max_masks is 6, not 7", said), said
-    assert code == 2
     # What the module imports has changed.
     write_module(root, rules="def is_kept(answer):\n    return answer > '15'\n")
-    code, said = realm(*with_years(FEW))
     folder = root / "corpus" / "examples" / "mine_years"
-    assert code == 2
+    said = realm(*with_years(FEW), code=2)
     assert re.search(f"the module mine_rules has changed since.*rm -r {folder}$", said)
     assert answers(root) == years_of(root)
     # The other tasks are not the module's.
-    assert realm(FEW, "--import_module=mine")[0] == 0
+    realm(FEW, "--import_module=mine")
     shutil.rmtree(folder)
-    assert realm(*with_years(FEW))[0] == 0
+    realm(*with_years(FEW))
     later = {year for year in years_of(root) if year > "15"}
     assert set(filter(str.isdigit, answers(root))) == later
     # The corpus that the module reads is another one now.
     other = {"corpus_fingerprint": "0" * 64}
     path = folder / "train/examples.json"
     rewritten(path, lambda info: info["metadata"].update(other))
-    code, said = realm(*with_years(FEW))
-    assert (code, "they were made for another corpus" in said) == (2, True)
+    assert "they were made for another corpus" in realm(*with_years(FEW), code=2)
 
 
 def test_a_changed_question_file_is_not_ignored(root, realm):
-    assert realm(FEW)[0] == 0
+    realm(FEW)
     path = root / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     # The same questions, spelled otherwise.
-    spelled = [{**line, "answers": line["answers"]} for line in lines]
+    spelled = [dict(reversed(line.items())) for line in lines]
     path.write_text("\n".join(map(json.dumps, spelled)))
-    assert realm(FEW)[0] == 0
+    realm(FEW)
     splits = {"train": "train", "dev": "test", "test": "test"}
     for changed in (
         [lines[0] | {"title": "Town4"}, *lines[1:]],
@@ -207,32 +200,29 @@ def test_a_changed_question_file_is_not_ignored(root, realm):
         [line | {"split": splits[line["split"]]} for line in lines],
     ):
         path.write_text("\n".join(map(json.dumps, changed)))
-        code, said = realm(FEW)
-        assert code == 2, changed[0]
-        assert said.endswith(f"rm -r {root}/corpus/examples/towns_questions")
+        removal = f"rm -r {root}/corpus/examples/towns_questions"
+        assert realm(FEW, code=2).endswith(removal)
 
 
 def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
     """Examples of an earlier release do not record their questions."""
-    assert realm(FEW)[0] == 0
+    realm(FEW)
     path = root / "questions.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if '"dev"' not in line))
     for manifest in (root / "corpus/examples").rglob("examples.json"):
         rewritten(manifest, forget)
-    shutil.rmtree(root / "corpus/examples/towns_questions/train")
-    shutil.rmtree(root / "corpus/examples/towns_questions/test")
-    code, said = realm(FEW)
-    assert (code, "got dev too" in said) == (2, True)
+    for split in ("train", "test"):
+        shutil.rmtree(root / "corpus/examples/towns_questions" / split)
+    assert "got dev too" in realm(FEW, code=2)
 
 
 def test_what_a_killed_run_left_of_a_split_does_not_keep_it_from_going_on(root, realm):
-    assert realm(FEW)[0] == 0
+    realm(FEW)
     made = contents(root / "corpus")
     folder = root / "corpus/examples/towns_questions"
     (folder / "train").rename(folder / "train.partial")
-    code, said = realm(FEW)
-    assert code == 0, said
+    realm(FEW)
     assert contents(root / "corpus") == made
 
 
@@ -246,34 +236,28 @@ def forget(info):
 def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
     root, realm, monkeypatch
 ):
-    assert realm()[0] == 0
+    realm()
     write_module(root)
-    assert realm(*with_years())[0] == 0
-    code, said = realm()
-    assert (code, "kept" in said) == (0, False)
+    realm(*with_years())
+    assert "kept" not in realm()
     with monkeypatch.context() as patch:
         other = {"version": "9.9", "source": "0" * 64}
         patch.setattr(examples, "package_code", lambda: other)
-        code, said = realm()
-    assert (code, "unknown" in said) == (0, False)
+        said = realm()
+    assert "unknown" not in said
     assert "other code of realm_jax made them" in said
-    longer = "--gin.prepare.PrepareConfig.max_masks=7"
-    code, said = realm(longer)
-    assert (code, "their max_masks is 6, not 7" in said) == (2, True)
+    assert "their max_masks is 6, not 7" in realm(LONGER, code=2)
     manifests = [*(root / "corpus").rglob("examples.json"), root / "corpus/corpus.json"]
     assert len(manifests) == 10
     for path in manifests:
         rewritten(path, forget)
     before = {path: path.read_bytes() for path in manifests}
-    code, said = realm(*with_years())
-    assert code == 0, said
+    said = realm(*with_years())
     assert said.count("is unknown") == 1
     for path in manifests:
         of_corpus = path.name == "corpus.json"
         assert str(path.parent if of_corpus else path.parent.parent) in said
     assert {path: path.read_bytes() for path in manifests} == before
     # What it did record is compared as ever.
-    code, said = realm("--gin.SEED=3")
-    assert (code, "their seed is 0, not 3" in said) == (2, True)
-    code, said = realm(longer)
-    assert (code, "they are of other lengths" in said) == (2, True)
+    assert "their seed is 0, not 3" in realm("--gin.SEED=3", code=2)
+    assert "they are of other lengths" in realm(LONGER, code=2)

@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 def write(folder, sources):
     for name, source in sources.items():
         path = folder / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     importlib.invalidate_caches()
 
@@ -86,24 +86,22 @@ def test_packages_and_installed_modules_count_if_they_are_named(folder):
 def test_the_package_has_one_fingerprint_of_what_makes_blocks_and_examples(
     tmp_path, monkeypatch
 ):
-    now = fingerprints.package_code()
-    for name in ("data/a.py", "prepare/documents/b.py", "training/c.py"):
-        path = tmp_path / "realm_jax" / name
-        path.parent.mkdir(parents=True)
-        path.write_text("X = 1\n")
-    monkeypatch.setattr(fingerprints, "_PACKAGE", tmp_path / "realm_jax")
+    now, package = fingerprints.package_code(), tmp_path / "realm_jax"
+    names = ("data/a", "prepare/documents/b", "training/c")
+    write(package, dict.fromkeys(names, "X = 1\n"))
+    monkeypatch.setattr(fingerprints, "_PACKAGE", package)
 
     def source():
         return fingerprints.package_code.__wrapped__()["source"]
 
     before = source()
     assert before != now["source"]
-    (tmp_path / "realm_jax/training/c.py").write_text("X = 2\n")
+    write(package, {"training/c": "X = 2\n"})
     assert source() == before
-    (tmp_path / "realm_jax/prepare/documents/b.py").write_text("X = 2\n")
+    write(package, {"prepare/documents/b": "X = 2\n"})
     changed = source()
     assert changed != before
-    (tmp_path / "realm_jax/data/a.py").rename(tmp_path / "realm_jax/data/b.py")
+    (package / "data/a.py").rename(package / "data/b.py")
     assert source() not in (before, changed)
 
 

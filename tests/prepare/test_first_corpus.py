@@ -21,7 +21,7 @@ QUESTION = {"id": "1", "question": "Who?", "answers": ["x"], "split": "train"}
 LATIN = '{"title": "Köln", "text": "Köln."}\n'.encode("latin-1")
 
 
-def arguments(folder, **macros):
+def arguments(**macros):
     given = {"CORPUS": "corpus", "SOURCE": "articles.jsonl", "NAME": "my", **macros}
     return [
         *("prepare", "--gin_file=gin/runs/prepare.gin"),
@@ -55,7 +55,7 @@ def test_a_source_or_questions_that_are_no_json_lines_are_named(folder, capsys):
             (folder / name).write_bytes(content)
         given = {"QUESTIONS" if name == "q.jsonl" else "SOURCE": name}
         before = sorted(folder.rglob("*"))
-        assert main(arguments(folder, **given)) == 2
+        assert main(arguments(**given)) == 2
         assert sorted(folder.rglob("*")) == before
         [line] = capsys.readouterr().err.splitlines()
         assert re.search(said, line), (said, line)
@@ -71,7 +71,7 @@ def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
     with (folder / "questions.jsonl").open("a") as file:
         file.write(json.dumps(QUESTION | {"question": "Où est Žižkov №3?"}))
     assert "?" not in (folder / "articles.jsonl").read_text()
-    assert main(arguments(folder, QUESTIONS="questions.jsonl")) == 0
+    assert main(arguments(QUESTIONS="questions.jsonl")) == 0
     store = BlockStore.open("corpus")
     assert store.info["num_documents"] == 20
     articles = {
@@ -90,7 +90,7 @@ def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
     pieces = (folder / "corpus" / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(pieces + "more\n")
     for name, value in {"TAGGER": "given", "VOCABULARY": "vocab.txt"}.items():
-        assert main(arguments(folder, SOURCE="", **{name: value})) == 2
+        assert main(arguments(SOURCE="", **{name: value})) == 2
         said = capsys.readouterr()
         assert name in said.err
         assert "done" not in said.out
@@ -111,7 +111,7 @@ def test_text_and_questions_are_read_as_the_weights_tokenizer_does(folder, capsy
     question = QUESTION | {"question": text, "answers": ["Graz"]}
     (folder / "questions.jsonl").write_text(json.dumps(question))
     given = {"VOCABULARY": "weights/vocab.txt", "QUESTIONS": "questions.jsonl"}
-    command = [*arguments(folder, **given), "--gin.EXAMPLES=['questions']"]
+    command = [*arguments(**given), "--gin.EXAMPLES=['questions']"]
     assert main([*command, "--gin.prepare.PrepareConfig.lowercase=True"]) == 2
     expected = "expected lowercase=False as in weights/tokenizer_config.json, got "
     assert expected in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_a_book_is_held_out_from_by_the_block(folder):
     (folder / "articles.jsonl").write_text(json.dumps(book))
     shorter = "--gin.prepare.PrepareConfig.chunk_length=48"
     share = "--gin.prepare.PrepareConfig.validation_fraction=0.1"
-    assert main([*arguments(folder), shorter, share]) == 0
+    assert main([*arguments(), shorter, share]) == 0
     blocks = blocks_of_splits()
     count = BlockStore.open("corpus").num_blocks
     assert blocks["train"] | blocks["validation"] == set(range(count))
@@ -152,7 +152,7 @@ def test_a_book_is_held_out_from_by_the_block(folder):
 @pytest.mark.usefixtures("registry")
 def test_a_single_article_is_refused_by_a_setting(folder, capsys):
     (folder / "articles.jsonl").write_text(json.dumps(ARTICLE))
-    assert main(arguments(folder)) == 2
+    assert main(arguments()) == 2
     said = capsys.readouterr().err
     assert "expected articles in the split 'train'" in said
     assert "prepare.PrepareConfig.validation_fraction" in said

@@ -34,6 +34,11 @@ def field(lines, name):
     return found.lstrip(" ")
 
 
+def examples_of(name, split):
+    dataset = seqio.TaskRegistry.get(name).get_dataset(split=split, shuffle=False)
+    return list(dataset.as_numpy_iterator())
+
+
 def rows_of(name):
     return {row.split: row.content for row in inspect.summaries([name])}
 
@@ -59,8 +64,7 @@ def test_summaries_list_every_task_with_its_splits_and_counts(store, towns):
 
 
 def test_large_corpora_are_not_read_to_be_counted(monkeypatch):
-    source = seqio.TaskRegistry.get("towns_salient").source
-    store = source.store
+    store = seqio.TaskRegistry.get("towns_salient").source.store
     read, texts = set(), store.texts
 
     def reading(block_ids):
@@ -93,19 +97,13 @@ def test_a_prepared_corpus_is_registered_as_it_was_prepared(store, tmp_path):
     info = unseal(path.read_bytes())
     info["metadata"] |= settings
     path.write_bytes(seal(info))
-
-    def examples(name, split):
-        dataset = seqio.TaskRegistry.get(name).get_dataset(split=split, shuffle=False)
-        return list(dataset.as_numpy_iterator())
-
     assert "town_random_tokens" in inspect.register_prepared("town", copied)
+    names = ("made", "town")
     for task in ("blocks", "ict", "salient", "random_tokens", "random_spans"):
         for split in ("train", "validation"):
-            made = examples(f"made_{task}", split)
-            again = examples(f"town_{task}", split)
-            assert len(made) == len(again) > 0
-            for one, other in zip(made, again, strict=True):
-                assert all(np.array_equal(one[name], other[name]) for name in one)
+            made, again = (examples_of(f"{name}_{task}", split) for name in names)
+            assert made
+            np.testing.assert_equal(again, made)
     starts = written["salient"].sentence_starts
     assert starts is not None
     sentences = {"salient": f" of {len(starts) - 1:,} sentences", "ict": ""}
@@ -123,8 +121,7 @@ def test_a_prepared_corpus_is_registered_as_it_was_prepared(store, tmp_path):
 
 def test_masked_sentences_read_as_the_model_sees_them(store):
     for name in ("towns_salient", "towns_random_tokens", "towns_random_spans"):
-        dataset = seqio.TaskRegistry.get(name).get_dataset(split="train", shuffle=False)
-        examples = list(dataset.as_numpy_iterator())
+        examples = examples_of(name, "train")
         shown = list(inspect.show(name, "train", 10**6))
         assert len(shown) == len(examples) > 50
         for lines, example in zip(shown, examples, strict=True):

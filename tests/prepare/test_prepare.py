@@ -3,7 +3,6 @@
 import dataclasses
 import signal
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from realm_jax.storage import open_store
 from tests import tiny_run
 from tests.prepare.folders import contents
 from tests.refused import refused
+from tests.waiting import wait_until
 
 PREPARE = "prepare.PrepareConfig"
 
@@ -64,11 +64,8 @@ def test_a_run_keeps_others_out_until_it_is_killed(finished, inputs, capfd):
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
     arguments += ["--workers=1", f"--gin.{PREPARE}.part_bytes=2000"]
     process = tiny_run.start(["realm_jax.cli.main", *arguments])
-    deadline = time.monotonic() + 120
-    while not list(parts.glob("*/done/*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: process.poll() is not None or list(parts.glob("*/done/*")))
+    assert process.poll() is None
     process.send_signal(signal.SIGSTOP)
     assert main(arguments) == 2
     assert "but one is at work" in capfd.readouterr().err

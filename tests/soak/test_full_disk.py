@@ -105,14 +105,13 @@ def check_builder(world, folder, capfd, rounds):
     store, corpus = open_store(model_dir), BlockStore.open(world.corpus)
     building = BuilderConfig(embed=EMBED, poll_seconds=0.02)
 
-    def build():
-        return guard(
-            lambda stop: 0 if IndexBuilder(store, corpus, building).run(stop) else 1
-        )
+    def run(stop):
+        return 0 if IndexBuilder(store, corpus, building).run(stop) else 1
 
-    beside = threading.Thread(
-        target=IndexBuilder(store, corpus, building).run, args=(tiny_world.NEVER,)
-    )
+    def build():
+        return guard(run)
+
+    beside = threading.Thread(target=run, args=(tiny_world.NEVER,))
     beside.start()
     assert pretrain.run(config, silent, tiny_world.NEVER)
     beside.join(60)
@@ -130,18 +129,13 @@ def check_builder(world, folder, capfd, rounds):
     assert series.latest_step() == last
 
 
-@pytest.mark.full
-def test_a_disk_fills_up_while_a_trainer_saves(world, small_disk, capfd):
-    check_trainer(world, small_disk, capfd, 1)
-
-
-@pytest.mark.full
-def test_a_disk_fills_up_while_a_builder_writes(world, small_disk, capfd):
-    check_builder(world, small_disk, capfd, 1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("check", [check_trainer, check_builder])
-def test_a_disk_fills_up_ten_times(world, small_disk, capfd, check):
-    check(world, small_disk, capfd, 10)
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param(1, marks=pytest.mark.full),
+        pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_a_disk_fills_up(world, small_disk, capfd, check, times):
+    check(world, small_disk, capfd, times)

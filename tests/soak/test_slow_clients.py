@@ -65,6 +65,18 @@ def ask(port, question):
     return time.monotonic() - began
 
 
+@pytest.mark.parametrize(
+    ("count", "questions", "times"),
+    [
+        pytest.param(100, 5, 1, marks=pytest.mark.full),
+        pytest.param(600, 40, 5, marks=pytest.mark.soak),
+    ],
+)
+def test_slow_and_abandoned_clients(port, count, questions, times):
+    for _ in range(times):
+        check_clients(port, count, questions)
+
+
 def check_clients(port, count, questions):
     rng = random.Random(SEED)
     seconds = []
@@ -78,14 +90,3 @@ def check_clients(port, count, questions):
                 seconds.append(ask(port, f"who {number}?"))
     seconds.append(ask(port, "who at last?"))
     assert max(seconds) < _BOUND_SECONDS, seconds
-
-
-@pytest.mark.full
-def test_slow_and_abandoned_clients(port):
-    check_clients(port, 100, 5)
-
-
-@pytest.mark.soak
-def test_thousands_of_slow_and_abandoned_clients(port):
-    for _ in range(5):
-        check_clients(port, 600, 40)

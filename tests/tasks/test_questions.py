@@ -2,11 +2,8 @@ import numpy as np
 import pytest
 import seqio
 
-from realm_jax.data.examples import Examples
-from realm_jax.data.questions import question_examples, read_questions
-from realm_jax.index.answer_labels import AnswerLabels
+from realm_jax.data.questions import decode_patterns, question_examples, read_questions
 from realm_jax.prepare.materialise import materialise
-from realm_jax.types import QuestionBatch
 from tasks.questions import register_questions
 from tests.json_lines import write_lines
 from tests.refused import refused
@@ -26,6 +23,16 @@ def path(tmp_path):
         for i in range(10)
     ]
     return write_lines(tmp_path / "questions.jsonl", lines)
+
+
+@pytest.fixture
+def trec(tmp_path):
+    """A published file of two questions whose answers are patterns."""
+    path = tmp_path / "large2180-train.tsv"
+    path.write_text(
+        "1\tfactoid\tWho founded Town 9?\t(karel )?dorm\n2\tfactoid\tWhen?\t17\\d3\n"
+    )
+    return path
 
 
 def test_the_task_holds_what_the_plain_function_makes(tmp_path, path, store):
@@ -70,33 +77,18 @@ def test_a_published_set_is_registered_by_its_kind(tmp_path, store):
     assert "answer_patterns" not in examples.features
 
 
-def test_patterns_reach_the_trainer(tmp_path, store):
-    (tmp_path / "large2180-train.tsv").write_text(
-        "1\tfactoid\tWho founded Town 9?\t(karel )?dorm\n"
-        "2\tfactoid\tWhen did Town 3 burn?\t17\\d3\n"
-    )
+def test_patterns_have_room(tmp_path, trec, store):
     # With a dev split named, none is taken from the other questions.
-    source = {"dev": tmp_path / "large2180-train.tsv"}
-    register_questions("trec", source, store.vocabulary, "curated_trec")
-    materialise("trec", "dev", tmp_path / "dev")
-    # As fine-tuning reads them.
-    batch = Examples.open(tmp_path / "dev").batch(np.array([1, 0]))
-    questions = QuestionBatch(**batch)
-    assert questions.question_index.tolist() == [1, 0]
-    blocks = np.tile(np.arange(store.num_blocks), (2, 1))
-    held = AnswerLabels(store, max_span=5).blocks(questions, blocks)
-    bodies = [store.text(block).body for block in blocks[0]]
-    years = [f"17{i}3" for i in range(10)]
-    assert held[0].tolist() == [any(year in body for year in years) for body in bodies]
-    assert held[1].tolist() == ["Dorm" in body for body in bodies]
-    assert held.any(axis=1).all()
+    register_questions("trec", {"dev": trec}, store.vocabulary, "curated_trec")
+    batch = materialise("trec", "dev", tmp_path / "dev").batch(np.arange(2))
+    found = list(map(decode_patterns, batch["answer_patterns"]))
+    assert found == [("(karel )?dorm",), ("17\\d3",)]
 
 
-def test_sets_with_and_without_patterns_can_be_mixed(tmp_path, path, store):
-    (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\t17\\d3\n")
+def test_sets_with_and_without_patterns_can_be_mixed(path, trec, store):
     room = {"max_pattern_length": 16}
     register_questions("who", path, store.vocabulary, **room)
-    register_questions("trec", tmp_path, store.vocabulary, "curated_trec", **room)
+    register_questions("trec", trec.parent, store.vocabulary, "curated_trec", **room)
     seqio.MixtureRegistry.add("both", ["who", "trec"], default_rate=1.0)
     dataset = seqio.get_mixture_or_task("both").get_dataset(
         split="train", shuffle=False, num_epochs=1
@@ -108,9 +100,8 @@ def test_sets_with_and_without_patterns_can_be_mixed(tmp_path, path, store):
     assert kinds == {(True, False), (False, True)}
 
 
-def test_a_pattern_that_is_too_long_is_refused(tmp_path, store):
-    (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\t17\\d3\n")
-    trec = ("trec", tmp_path, store.vocabulary, "curated_trec")
+def test_a_pattern_that_is_too_long_is_refused(trec, store):
+    source = ("trec", trec.parent, store.vocabulary, "curated_trec")
     with refused("at most 4 characters"):
-        register_questions(*trec, max_pattern_length=4)
+        register_questions(*source, max_pattern_length=4)
     assert "trec" not in seqio.TaskRegistry.names()

@@ -5,6 +5,7 @@ import pytest
 from tests import compiled
 from tests.tpu_launch.fake_tpu import World
 from tests.tpu_launch.serving import served
+from tpu_launch import __main__ as tpu_launch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,6 +21,19 @@ def planner_cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache" / "planner"
     monkeypatch.setattr("tpu_launch.planner.memory._KEPT", folder)
     return folder
+
+
+@pytest.fixture
+def launcher(capsys):
+    """Runs a command that ends with a code; returns its output and its errors."""
+
+    def run(*arguments, code=0):
+        ended = tpu_launch.main(arguments)
+        out, err = capsys.readouterr()
+        assert ended == code, err
+        return out, err
+
+    return run
 
 
 @pytest.fixture

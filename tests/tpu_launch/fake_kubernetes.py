@@ -6,8 +6,9 @@ what JobSet's schema (`schemas/`) lacks, and the client's models of Jobs.
 
 import contextlib
 import copy
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -54,28 +55,23 @@ def _is_job_template(body: dict[str, Any]) -> bool:
     return client.ApiClient().sanitize_for_serialization(model) == template
 
 
+@dataclasses.dataclass
 class Cluster:
-    """What is in the cluster.
+    """What is in the cluster, by its names.
 
-    Attributes:
-      jobsets: name -> JobSet; what is deleted is seen once more, at its end.
-      pods: pods, in JSON.
-      logs: (pod, container) -> text.
-      queues: names of Kueue's local queues.
-      namespaces: names of the namespaces.
-      has_jobset: whether JobSet is installed.
-      refusal: arguments of the `RefusedError` that is every answer, or None.
-      changes: number of requests that changed something.
+    A JobSet that is deleted is seen once more, at its end. `logs` are those of pod and
+    container, `queues` are Kueue's, and `refusal` has the arguments of the
+    `RefusedError` that is every answer. `changes` counts the requests that made one.
     """
 
-    def __init__(self) -> None:
-        self.jobsets: dict[str, dict[str, Any]] = {}
-        self.pods: list[dict[str, Any]] = []
-        self.logs: dict[tuple[str, str], str] = {}
-        self.queues, self.namespaces = {"tpus"}, {"default"}
-        self.has_jobset = True
-        self.refusal: tuple[int, str, str] | None = None
-        self.changes = 0
+    jobsets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    pods: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    logs: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    queues: Collection[str] = ("tpus",)
+    namespaces: Collection[str] = ("default",)
+    has_jobset: bool = True
+    refusal: tuple[int, str, str] | None = None
+    changes: int = 0
 
     def answer(self, request: Any, body: Any) -> tuple[int, Any]:
         """Returns status and body of the answer to a request: an object, or text."""

@@ -59,8 +59,7 @@ class World:
     def served(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
         """Serves it where the client library looks for it."""
         with served(self._answer) as address:
-            overrides = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
-            patch.setenv(overrides, f"http://{address}/")
+            patch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", f"http://{address}/")
             patch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
             yield
 

@@ -20,7 +20,10 @@ def complaints(
     if not shutil.which("gcloud"):
         pytest.skip("needs gcloud")
     # Its linter takes what follows a flag for the flag's value.
-    lines = [shlex.join(sorted(line, key=_is_flag)) for line in command_lines]
+    lines = [
+        shlex.join(sorted(line, key=lambda word: word.startswith("--")))
+        for line in command_lines
+    ]
     assert len(set(lines)) == len(lines)
     file = folder / "command_lines.json"
     file.write_text(json.dumps([{"command_string": line} for line in lines]))
@@ -32,7 +35,3 @@ def complaints(
     found = json.loads(said)
     assert len(found) == len(lines)
     return [one["error_message"] or "" for one in found]
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("--")

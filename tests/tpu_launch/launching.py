@@ -68,8 +68,7 @@ def described() -> dict[str, str]:
     of_vms = {"service_account": "w@p", "network": "net", "external_ips": False}
     requested, clock = run(builder="", **two_slices, **of_vms), Clock()
     with mock.patch("tpu_launch.tpu_vm.time", clock):
-        vm = TpuVm("p", [ZONE], clock.seconds + 7200)
-        requests = vm.describe(requested)
+        requests = TpuVm("p", [ZONE], clock.seconds + 7200).describe(requested)
     return {
         "v4_128_and_v4_32.yaml": gke.manifest(paper),
         "two_v6e_64.yaml": gke.manifest(run(builder="v6e-8", **two_slices)),

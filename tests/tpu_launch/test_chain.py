@@ -28,8 +28,7 @@ def commands(*bindings):
     given = [f"--gin.{binding}" for binding in bindings]
     parser = configuration.make_parser("test", "")
     configuration.parse_chain(parser, [f"--gin_file={QUICKSTART}", *given])
-    chain = configuration.configured(local.Chain)
-    return ChainCommands(chain, [QUICKSTART], given)
+    return ChainCommands(configuration.configured(local.Chain), [QUICKSTART], given)
 
 
 def test_a_setting_reaches_the_stages_that_read_it_or_is_refused():
@@ -72,8 +71,7 @@ def run_roles(tmp_path, monkeypatch):
             Worker, "keep_running", lambda worker: told[worker._role](worker)
         )
         roles = {role: [] for role in told}
-        stop = threading.Event()
-        ended = local.run_roles(roles, store, stop, Console(), said.append)
+        ended = local.run_roles(roles, store, threading.Event(), Console(), said.append)
         return ended, records.outcomes(store)
 
     return run
@@ -150,8 +148,7 @@ def test_a_chain_lies_on_this_machine():
 
 def test_a_chain_has_one_launcher(tmp_path):
     """A second one would take the processes of the first for leftovers."""
-    runner = make_runner(tmp_path)
-    with runner._alone(), refused("one is at work in"):
+    with make_runner(tmp_path)._alone(), refused("one is at work in"):
         make_runner(tmp_path).run()
     with make_runner(tmp_path)._alone():
         pass

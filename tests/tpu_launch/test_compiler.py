@@ -45,9 +45,8 @@ def test_a_small_run_compiles_for_a_pod(name):
     compiled = [text.removeprefix("compiling the ").split(" for ")[0] for text in said]
     assert compiled == ["update", "embedding job", "search"]
     # No [batch, corpus] matrix: that would be 4 MB of a device.
-    mesh_size = asked.trainer.num_devices
     searching = plan.figure("the index", "searching it takes")
-    assert searching < 64 * SMALL.num_blocks * 4 / mesh_size
+    assert searching < 64 * SMALL.num_blocks * 4 / asked.trainer.num_devices
 
 
 def test_the_compiler_and_the_counting_agree_that_it_is_too_much():

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import threading
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +45,7 @@ def paper():
     config = stage(
         bert={"remat": "none"}, lengths=Lengths(64, 288, 352), max_staleness_steps=600
     )
-    prices = {"v3": 2.0}
-    return plan(config, on("v3-64", "v3-32", chip_hour_prices=prices))
+    return plan(config, on("v3-64", "v3-32", chip_hour_prices={"v3": 2.0}))
 
 
 def encoding(sequences, length, read):
@@ -192,8 +192,7 @@ def test_advice_helps_as_much_as_it_says():
     assert f"{fits.total / GIB:.1f} GiB" in advice
     fewer = dataclasses.replace(changed, microbatches=changed.microbatches // 2)
     assert not devices.counted(fewer, setting).fits
-    config = stage(bert={"num_layers": 400}, batch_size=8)
-    [problem] = plan(config, on("v2-8")).problems
+    [problem] = plan(stage(bert={"num_layers": 400}, batch_size=8), on("v2-8")).problems
     assert "no setting makes it fit on v2-8" in problem
 
 
@@ -216,15 +215,13 @@ def test_parameters_and_optimizer_are_split_by_fsdp_alone():
 
 def test_advice_never_asks_for_a_mesh_that_does_not_split_the_model():
     """The 768 features of BERT-base are 256 x 3: no 512 devices share them evenly."""
-    config = stage(bert={"remat": "full"})
-    *_, (name, value, _) = devices.knobs(config, on("v4-1024"))
+    *_, (name, value, _) = devices.knobs(stage(bert={"remat": "full"}), on("v4-1024"))
     assert f"{name}={value}" == "partitioning.MeshConfig.fsdp=256"
 
 
 def test_a_tiny_update_takes_as_long_as_its_latency_or_its_bytes(monkeypatch):
     monkeypatch.setattr("realm_jax.training.flops.count", lambda *_: 1)
-    config = stage(bert={**TINY, "remat": "none"}, batch_size=32)
-    found = traced(config, on("v4-64"))
+    found = traced(stage(bert={**TINY, "remat": "none"}, batch_size=32), on("v4-64"))
     lines, seconds = costs.update_lines(found, on("v4-64", step_latency_ms=10.0))
     assert seconds == 0.01
     assert "bound by latency, as stated" in [line.note for line in lines]
@@ -280,11 +277,7 @@ def test_slices_share_the_batch_and_cost_by_number():
 
 def test_a_program_is_compiled_once_for_a_compiler(planner_cache, monkeypatch):
     mesh = memory.compiler_mesh(parse("cpu"), MeshConfig())
-    found, measure = [], memory._measured
-
-    def measured(lowered):
-        found.append(measure(lowered))
-        return found[-1]
+    measured = mock.Mock(wraps=memory._measured)
 
     def compiled(size):
         shape = jax.ShapeDtypeStruct((size, size), jnp.float32)
@@ -295,14 +288,14 @@ def test_a_program_is_compiled_once_for_a_compiler(planner_cache, monkeypatch):
     first = compiled(64)
     assert first.num_bytes >= 64 * 64 * 4
     assert compiled(64) == first
-    assert len(found) == 1
+    assert measured.call_count == 1
     [file] = planner_cache.iterdir()
     file.write_text("[")
     assert compiled(64) == first
     assert compiled(65) != first
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--other")
     assert compiled(64) == first
-    assert len(found) == 4
+    assert measured.call_count == 4
 
 
 def test_a_host_has_the_examples_of_its_tasks():
@@ -328,8 +321,7 @@ def test_a_host_has_the_examples_of_its_tasks():
     assert (total, there_is) == (corpus + its_examples, 3 * GIB)
     size = f"{total / GIB:,.1f} GiB and has 3.0"
     assert problem.startswith(f"the disk of a host would hold {size} (hardware.Hardw")
-    roomy = on("v4-64", host_disk_gib=80.0)
-    assert commands._disk(roomy, 288, examples)[1] == []
+    assert commands._disk(on("v4-64", host_disk_gib=80.0), 288, examples)[1] == []
 
 
 @pytest.mark.full
@@ -390,20 +382,16 @@ PAPERS = [*plan_line("runs/pretrain_paper", "hardware/v4_64"), *REQUIRED]
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs a command; returns its exit code, and what it printed."""
-    return lambda *arguments: (tpu_launch.main(arguments), *capsys.readouterr())
-
-
-@pytest.fixture
-def planned(run):
-    """Runs a plan; returns its exit code, and the only plan of its JSON."""
+def planned(capsys):
+    """Runs a plan, which may not fit; returns the only plan of its JSON."""
 
     def planned(*arguments):
-        code, out, err = run(*arguments, "--json")
+        code = tpu_launch.main([*arguments, "--json"])
+        out, err = capsys.readouterr()
         assert out, err
         [found] = json.loads(out)["plans"]
-        return code, found
+        assert code == (2 if found["problems"] else 0)
+        return found
 
     return planned
 
@@ -429,9 +417,8 @@ def test_every_run_file_plans_for_every_hardware_file(
         files = ["models/tiny", f"hardware/{hardware}", *files]
     bindings = [f"--gin.{b}" for b in tiny_run.bindings(command, tmp_path)]
     batch = ["--gin.BATCH_SIZE=64"] if command == "finetune" else []
-    code, found = planned(*plan_line(*files), *bindings, *batch)
+    found = planned(*plan_line(*files), *bindings, *batch)
     assert found["title"].startswith(command)
-    assert code == (2 if found["problems"] else 0)
     if command in ("pretrain", "warm-start", "finetune"):
         assert found["sections"]["an update"]["takes"]["value"] > 0
         assert configuration.configured(HardwareConfig).trainer in found["title"]
@@ -444,15 +431,14 @@ corpus_size.CorpusSize.num_blocks = 500
 
 
 @pytest.fixture
-def planned_chain(tmp_path, run):
+def planned_chain(tmp_path, launcher):
     """Plans a chain of tiny stages of which nothing has been made yet, by section."""
     tiny_run.make_inputs(tmp_path)
 
     def planned_chain(*stages, more="", given=()):
         file = tiny_run.write_chain(tmp_path, stages)
         file.write_text(file.read_text() + more)
-        code, out, err = run("plan", "--fast", "--json", f"--gin_file={file}", *given)
-        assert code == 0, err
+        out, _ = launcher("plan", "--fast", "--json", f"--gin_file={file}", *given)
         return [plan["sections"] for plan in json.loads(out)["plans"]]
 
     return planned_chain
@@ -511,8 +497,8 @@ def test_the_papers_index_is_as_old_as_the_pages_say(
     hardware, mode, apart, oldest, planned
 ):
     files = plan_line("runs/pretrain_paper", f"hardware/{hardware}")
-    code, found = planned(*files, *REQUIRED, f"--gin.REFRESH_MODE={mode}")
-    assert code == 0
+    found = planned(*files, *REQUIRED, f"--gin.REFRESH_MODE={mode}")
+    assert not found["problems"]
     index = found["sections"]["the index"]
     assert index["oldest"]["value"] == pytest.approx(oldest, abs=1)
     if apart:
@@ -522,25 +508,22 @@ def test_the_papers_index_is_as_old_as_the_pages_say(
 
 
 @pytest.mark.full
-def test_the_papers_run_is_planned_in_a_table(run):
-    code, out, err = run(*PAPERS)
-    assert code == 0, err
+def test_the_papers_run_is_planned_in_a_table(launcher):
+    out, _ = launcher(*PAPERS)
     mesh = "v4-64 (data x fsdp x model: 32 x 1 x 1), index builder on v4-16"
     # docs/pods.md says the last two.
     for part in (mesh, "1,291.8 TFLOP", "there is on its disk", "25.1 GiB", "2.1 GiB"):
         assert part in out.replace("\n", " "), out
     small = ['--gin.hardware.HardwareConfig.trainer="v2-8"', "--gin.BATCH_SIZE=64"]
-    code, out, _ = run(*PAPERS, *small)
-    assert code == 2
+    out, _ = launcher(*PAPERS, *small, code=2)
     assert "does not fit: MICROBATCHES=" in out
 
 
 @pytest.mark.full
-def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, run):
+def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, launcher):
     file = tmp_path / "plan.gin"
     auto = '--gin.bert.BertConfig.remat="auto"'
-    code, _, err = run(*PAPERS, auto, f"--write={file}")
-    assert code == 0, err
+    launcher(*PAPERS, auto, f"--write={file}")
     configuration.parse(
         configuration.make_parser("", ""), [*PAPERS[2:], f"--gin_file={file}"]
     )
@@ -564,24 +547,22 @@ REFUSED = {
 }
 
 
-def test_bad_input_is_one_line(run):
+def test_bad_input_is_one_line(launcher):
     for said, arguments in REFUSED.items():
-        code, _, err = run(*arguments)
-        assert code == 2
+        _, err = launcher(*arguments, code=2)
         [line] = err.splitlines()
         assert said in line
 
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_planned(
-    tmp_path, run, monkeypatch
+    tmp_path, launcher, monkeypatch
 ):
     monkeypatch.setattr(
         "tpu_launch.plan.plan_command", lambda *_: pytest.fail("it was planned")
     )
     (tmp_path / "file").touch()
     for file in ("nowhere/plan.gin", "file/plan.gin", ""):
-        code, _, err = run(*PAPERS, f"--write={tmp_path / file}")
-        assert code == 2
+        _, err = launcher(*PAPERS, f"--write={tmp_path / file}", code=2)
         [line] = err.splitlines()
         assert f"expected a file that can be written, got {tmp_path}" in line
 
@@ -593,15 +574,14 @@ def test_examples_that_are_there_are_counted_as_they_are(tmp_path, planned):
     found = sum(path.stat().st_size for path in (folder / "asked").rglob("*.*"))
     assert 0 < found < sum(path.stat().st_size for path in folder.rglob("*.*"))
     macros = {"CORPUS": world.corpus, "MODEL_DIR": tmp_path / "m", "TASK": "asked"}
-    code, shown = planned(
+    shown = planned(
         *plan_line("models/tiny", "hardware/cpu", "runs/pretrain"),
         *(f"--gin.{name}={value}" for name, value in macros.items()),
         REQUIRED[3],
         "--gin.BATCH_SIZE=64",
     )
-    assert code == 0
-    section = shown["sections"]["a host"]
-    host = {name: one["value"] for name, one in section.items()}
+    assert not shown["problems"]
+    host = {name: one["value"] for name, one in shown["sections"]["a host"].items()}
     assert host["the examples on its disk"] == found
     # One host, and a folder: its checkpoints are there, too.
     kept = shown["sections"]["the model directory"]["in all"]["value"]

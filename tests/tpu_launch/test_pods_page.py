@@ -26,16 +26,8 @@ from tpu_launch.run import BUILDER, TRAINER, run_id
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pods.md").read_text()
 _MODEL_DIR = "gs://my-bucket/my/pretrain"
-# Which flags make a command quick, and cost nothing (they may stand on the page too).
-_LAUNCHER = {
-    "plan": ["--fast"],
-    "local": ["--dry_run"],
-    "up": ["--dry_run"],
-    "down": [],
-    "status": ["--once"],
-    "logs": [],
-}
-
+# Which flag makes a command quick, and cost nothing (it may stand on the page too).
+_QUICK = {"plan": "--fast", "local": "--dry_run", "up": "--dry_run", "status": "--once"}
 # These show what comes, for ever.
 _ENDLESS = ("-f", "--follow")
 
@@ -44,8 +36,7 @@ def commands(text: str) -> list[str]:
     """The command lines of the indented blocks of a page."""
     text = re.sub(r"^```yaml\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     joined = re.sub(r" *\\\n *", " ", text)
-    lines = joined.splitlines()
-    return [line.strip() for line in lines if line.startswith("    ")]
+    return [line.strip() for line in joined.splitlines() if line.startswith("    ")]
 
 
 COMMANDS = commands(PAGE)
@@ -73,31 +64,22 @@ def cloud(tmp_path_factory):
         yield
 
 
-def _require_tpu_launch(words, capsys):
-    name, given = words[0], [word for word in words[1:] if word not in _ENDLESS]
-    quick = [flag for flag in _LAUNCHER[name] if flag not in given]
-    code = tpu_launch.main([name, *given, *quick])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    assert name != "logs" or out == "trainer/0 | a word\n"
-
-
-def _require_files(words):
-    """What kubectl is to read is there."""
-    for flag, file in itertools.pairwise(words):
-        if flag == "-f" and not file.startswith("https://"):
-            assert list(yaml.safe_load_all((ROOT / file).read_text()))
+def _require_tpu_launch(words, launcher):
+    given = [word for word in words if word not in _ENDLESS]
+    quick = [flag for name, flag in _QUICK.items() if name == words[0]]
+    out, _ = launcher(*given, *quick)
+    assert words[0] != "logs" or out == "trainer/0 | a word\n"
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("cloud")
 @pytest.mark.parametrize("command", OTHERS, ids=lambda one: one[:40])
-def test_what_the_page_shows_works(command, capsys):
+def test_what_the_page_shows_works(command, launcher):
     match shlex.split(command, comments=True):
         case ["make", target]:
             assert f"\n{target}:" in (ROOT / "Makefile").read_text()
         case [".venv/bin/python", "-m", "tpu_launch", *words]:
-            _require_tpu_launch(words, capsys)
+            _require_tpu_launch(words, launcher)
         case ["python" | ".venv/bin/python", "-m", module, *words] if (
             "bench." in module
         ):
@@ -107,10 +89,14 @@ def test_what_the_page_shows_works(command, capsys):
             flags = {word for word in words if word.startswith("--")}
             assert flags <= set(re.findall(r"--[a-z_-]+", said))
         case ["kubectl", *words]:
-            _require_files(words)
+            # What it is to read is there.
+            for flag, file in itertools.pairwise(words):
+                if flag == "-f" and not file.startswith("https://"):
+                    assert list(yaml.safe_load_all((ROOT / file).read_text()))
         case ["bash", script, model_dir, *words]:
             subprocess.run(["bash", "-n", ROOT / script], check=True)
-            _require_tpu_launch(["up", f"--gin.MODEL_DIR={model_dir}", *words], capsys)
+            given = ["up", f"--gin.MODEL_DIR={model_dir}", *words]
+            _require_tpu_launch(given, launcher)
         case _:
             pytest.fail(f"nothing here knows how to run {command!r}")
 

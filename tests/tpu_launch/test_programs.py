@@ -1,6 +1,7 @@
 """The programs that are planned are those that are run."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import subprocess
@@ -52,14 +53,8 @@ def first_update(run, config):
     return seen
 
 
-def _per_model(total_steps):
-    return OptimizerConfig(
-        total_steps=total_steps, clip="per_model", retriever_rate=0.5
-    )
-
-
-def _spans_too():
-    return dataclasses.replace(tiny_world.models(), span_scorer=True)
+PER_MODEL = functools.partial(OptimizerConfig, clip="per_model", retriever_rate=0.5)
+SPANS_TOO = dataclasses.replace(tiny_world.models(), span_scorer=True)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +67,9 @@ def _spans_too():
         (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
         (warm_start.run, tiny_world.warm_start_config, {}),
-        (warm_start.run, tiny_world.warm_start_config, {"optimizer": _per_model}),
+        (warm_start.run, tiny_world.warm_start_config, {"optimizer": PER_MODEL}),
         (warm_start.run, tiny_world.warm_start_config, {"score_unmasked": True}),
-        (warm_start.run, tiny_world.warm_start_config, {"models": _spans_too()}),
+        (warm_start.run, tiny_world.warm_start_config, {"models": SPANS_TOO}),
         (warm_start.run, tiny_world.warm_start_config, {"task": ""}),
         (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
         (finetune.run, tiny_world.finetune_config, {}),

@@ -14,7 +14,6 @@ from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.storage import open_store
 from tests.flipped import read_flipped
 from tests.refused import refused
-from tpu_launch import __main__ as tpu_launch
 from tpu_launch import logs, records, status
 from tpu_launch.gke import Gke
 from tpu_launch.logs import MISSING, Tail, stored_lines
@@ -35,13 +34,12 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def shown(capsys):
+def shown(launcher):
     """Runs a command; returns its output, or its error if it has to fail."""
 
     def run(store, command, *more, code=0):
         given = f'--gin.MODEL_DIR="{store.url()}"'
-        assert tpu_launch.main([command, given, *more]) == code
-        out, err = capsys.readouterr()
+        out, err = launcher(command, given, *more, code=code)
         return err if code else out
 
     return run
@@ -66,8 +64,7 @@ def test_no_changed_bit_of_what_was_launched_is_believed(store, tmp_path, shown)
     # Those of earlier releases have none.
     path.write_text(json.dumps(dataclasses.asdict(record), indent=1))
     assert records.read_record(store) == record
-    damaged = path.read_bytes()[:-1]
-    path.write_bytes(damaged)
+    path.write_bytes(path.read_bytes()[:-1])
     for command in ("status", "logs", "down"):
         (said,) = shown(store, command, code=2).splitlines()
         assert f"{path}, got something else" in said

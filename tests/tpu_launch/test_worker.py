@@ -53,8 +53,7 @@ def test_the_end_of_the_work_is_said(store, log):
         assert code == outcome.code
     # The deadline is no end of the work.
     records.forget_outcomes(store)
-    late = make(store, log, script="sleep 600", deadline=time.time())
-    assert late.run() == 1
+    assert make(store, log, script="sleep 600", deadline=time.time()).run() == 1
     assert records.outcomes(store) == {}
 
 
@@ -90,8 +89,7 @@ def test_whichever_bit_changes_a_worker_that_is_done_is_done(store, log):
     """Else it would run its command again, and again, until its deadline."""
     records.write_outcome(store, TRAINER, 0)
     name = outcome_name(TRAINER)
-    sound = store.read(name)
-    for data in [*flipped(sound), b"", b"[1]", b"{}"]:
+    for data in [*flipped(store.read(name)), b"", b"[1]", b"{}"]:
         store.write(name, data)
         # Any worker says it again, for the first one may have gone.
         one = make(store, log, number=1)

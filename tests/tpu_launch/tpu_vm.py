@@ -78,15 +78,11 @@ class TpuVm:
         is_bare: bool = False,
         installs: bool = False,
     ):
-        """Makes one.
+        """Makes one in an empty folder, as by default is its model directory.
 
-        Args:
-          folder: of all that is on it; empty.
-          metadata: address of its metadata server.
-          model_dir: the model directory; "" for one in the folder.
-          is_bare: whether Python and make are yet to be installed.
-          installs: whether all but `gcloud` and `apt-get` is this machine's, so that
-            the environment is really made.
+        `metadata` is the address of its metadata server. One that `is_bare` has yet to
+        install Python and make. Where it `installs`, all but `gcloud` and `apt-get` is
+        this machine's, so that the environment is really made.
         """
         self.home, self.code = folder / "home", ""
         self.store = open_store(model_dir or folder / "model")
@@ -117,8 +113,7 @@ class TpuVm:
         """
         program = shlex.quote(str(shutil.which("gcloud")))
         path = shlex.quote(os.environ["PATH"])
-        text = f'PATH={path}\nexec {program} "$@"\n'
-        self._write(self._path / "gcloud", text)
+        self._write(self._path / "gcloud", f'PATH={path}\nexec {program} "$@"\n')
         server = os.environ["STORAGE_EMULATOR_HOST"]
         return {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server}/storage/v1/",
@@ -170,8 +165,8 @@ class TpuVm:
         run = Run(RUN, self.store.url(), (role,), self.code, config)
         return startup_script(run, role, NAME, deadline, str(self.home))
 
-    def boot(self, script: str = "", **environment: str):
-        """Boots once; returns the process of the script, which has ended."""
+    def boot(self, script: str = "", code: int = 0, **environment: str) -> str:
+        """Boots once; returns what the script said, which ended with a code."""
         path = self._folder / "startup-script"
         path.write_text(script or self.script())
         path.chmod(0o755)
@@ -191,8 +186,9 @@ class TpuVm:
             start_new_session=True,
         )
         self._booted.append(process.pid)
-        said = process.communicate()
-        return subprocess.CompletedProcess(path, process.returncode, *said)
+        said, errors = process.communicate()
+        assert process.returncode == code, errors
+        return said
 
     def shut_down(self) -> None:
         """Ends what a boot left running: the watch for the deadline."""

@@ -8,7 +8,7 @@ from realm_jax.metrics.means import mean_of
 from realm_jax.training import pretrain
 from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
-from tests.training.runs import stop_run
+from tests.training.runs import run_to_end, stop_run
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +32,9 @@ def _traced_once(traced_once):
 def uninterrupted(world, tmp_path_factory):
     """Model directory of a blocking run that nothing disturbed."""
     model_dir = tmp_path_factory.mktemp("uninterrupted")
-    config = tiny_world.pretrain_config(world, model_dir, questions=world.questions)
     # Made before any module begins; its bits are compared with those of others.
     with tiny_world.traced_once():
-        assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
+        run_to_end(pretrain, world, model_dir, questions=world.questions)
     return model_dir
 
 

@@ -83,19 +83,14 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
     bad = settings.pop("bad", [])
     hangs_after = settings.pop("hangs_after", None)
     settings["mesh"] = MeshConfig(**settings.get("mesh", {}))
+    settings |= {"questions": f"{world}/questions.jsonl", "optimizer": smooth}
     # Training needs the files alone.
-    found: Any = types.SimpleNamespace(
-        corpus=f"{world}/corpus", questions=f"{world}/questions.jsonl"
-    )
+    found: Any = types.SimpleNamespace(corpus=f"{world}/corpus")
     if what == "finetune":
-        config = tiny_world.finetune_config(
-            found, model_dir, questions=found.questions, optimizer=smooth, **settings
-        )
+        config = tiny_world.finetune_config(found, model_dir, **settings)
         finetune.run(config, tiny_world.silent, stop)
         return
-    config = tiny_world.pretrain_config(
-        found, model_dir, questions=found.questions, optimizer=smooth, **settings
-    )
+    config = tiny_world.pretrain_config(found, model_dir, **settings)
     seen = pathlib.Path(model_dir, f"index_of_steps-{multihost.number()}.jsonl")
 
     def report(step: int, total: int, values, what: str = "") -> None:

@@ -3,11 +3,11 @@
 import functools
 import math
 
-import flax.traverse_util
 import jax
 import numpy as np
 
 from realm_jax.index.candidates import gather_candidates
+from realm_jax.metrics import means as means_lib
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training.finetune_loss import FinetuneInputs
@@ -114,7 +114,7 @@ def finetune_inputs(corpus):
 
 def embed(retriever, params, method, *ids):
     """One sequence, alone, in float64 from here on."""
-    rows = [np.asarray(row)[None] for row in ids]
+    rows = [row[None] for row in ids]
     return np.asarray(_embed(retriever, params["retriever"], method, *rows), float)[0]
 
 
@@ -125,7 +125,7 @@ def _embed(retriever, params, method, *rows):
 
 def read_one(reader, params, *row):
     """One sequence, alone: logits in float64, or those of spans and which are valid."""
-    found = _read(reader, params, *(np.asarray(part)[None] for part in row))
+    found = _read(reader, params, *(part[None] for part in row))
     return jax.tree.map(lambda part: np.asarray(part, np.float64)[0], found)
 
 
@@ -135,40 +135,31 @@ def _read(reader, params, *rows):
 
 
 def softmax(scores):
-    exponentials = [math.exp(score - max(scores)) for score in scores]
-    return [value / sum(exponentials) for value in exponentials]
-
-
-def surprise(logits, token):
-    """The negative logarithm of a wordpiece's probability."""
-    return -math.log(softmax(list(logits))[int(token)])
+    highest = max(scores)
+    exponentials = [math.exp(score - highest) for score in scores]
+    total = sum(exponentials)
+    return [value / total for value in exponentials]
 
 
 def surprises(reader, params, reading, positions, ids, places):
-    """Of the wordpieces at these rows and slots, one sequence after the other."""
+    """Negative log-probabilities of the wordpieces at these rows and slots."""
     found = []
     for i, m in places:
         row = reading.joined_ids[i], reading.joined_segment_ids[i], positions[i]
-        found.append(surprise(read_one(reader, params, *row)[m], ids[i, m]))
+        found.append(-math.log(softmax(read_one(reader, params, *row)[m])[ids[i, m]]))
     return found
 
 
 def padding_in(*arrays):
     """The share of zeros, one number after the other."""
-    numbers = [int(number) for array in arrays for number in np.ravel(array)]
-    return sum(number == 0 for number in numbers) / len(numbers)
+    numbers = [number for array in arrays for number in np.ravel(array)]
+    return numbers.count(0) / len(numbers)
 
 
-def gradient_of(loss, params, inputs):
-    gradient = jax.jit(jax.grad(lambda p, x: loss(p, x, KEY)[0]))(params, inputs)
-    flat = flax.traverse_util.flatten_dict(jax.device_get(gradient), sep="/")
-    assert all(np.isfinite(value).all() for value in flat.values())
-    # A number added to every key changes no softmax: rounding alone decides.
-    return {
-        name: float(np.abs(value).max())
-        for name, value in flat.items()
-        if not name.endswith("attention/key/bias")
-    }
+def measured(loss, params, inputs):
+    """The value of a loss, and its metrics."""
+    value, means = jax.jit(loss)(params, inputs, KEY)
+    return float(value), means_lib.compute(means)
 
 
 def finetune_parts(retriever, reader, params, inputs):
@@ -216,16 +207,12 @@ def twin_of_pretrain(retriever, reader, params, inputs):
         for z in real:
             row = found.document_ids[i, z], found.document_segment_ids[i, z]
             document = embed(retriever, params, "embed_documents", *row)
-            scores.append(
-                sum(float(a) * float(b) for a, b in zip(query, document, strict=True))
-            )
+            scores.append(float(query @ document))
         scored = [m for m in range(2) if batch.mask_weights[i, m]]
         tokens = []
         for z in real:
             row = found.joined_ids[i, z], found.joined_segment_ids[i, z]
             logits = read_one(reader, params, *row, batch.mask_positions[i])
-            tokens.append(
-                [math.exp(-surprise(logits[m], batch.mask_ids[i, m])) for m in scored]
-            )
+            tokens.append([softmax(logits[m])[batch.mask_ids[i, m]] for m in scored])
         examples.append((softmax(scores), tokens))
     return examples

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
@@ -11,12 +12,26 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.checkpoint_manifests import Which, finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.loop import Loop
 from tests import tiny_world
-from tests.tiny_world import NEVER, read_item, silent
+from tests.tiny_world import EMBED, NEVER, read_item, silent
+
+CONFIGS = {
+    warm_start: tiny_world.warm_start_config,
+    pretrain: tiny_world.pretrain_config,
+    finetune: tiny_world.finetune_config,
+}
+
+
+def run_to_end(stage, world, folder, **changes):
+    """Runs a stage of the tiny world; returns its configuration."""
+    config = CONFIGS[stage](world, folder, **changes)
+    assert stage.run(config, silent, NEVER)
+    return config
 
 
 class _Killed(BaseException):
@@ -94,16 +109,26 @@ def index_of(folder):
     return series.read_array(series.latest(), EMBEDDINGS)
 
 
+def opened(config, corpus, checkpoint=Which.BEST):
+    """A fine-tuned model."""
+    return FinetunedModel.open(
+        config, corpus, searcher="device", embed=EMBED, checkpoint=checkpoint
+    )
+
+
+def towers_of(corpus):
+    """The settings of the tiny world's retriever."""
+    return tiny_world.models().retriever_config(corpus.vocabulary.size)
+
+
 def drawn_params(corpus, make_reader=KnowledgeEncoder):
     """What a stage of the tiny world draws with its seed."""
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    config = towers_of(corpus)
     models = Retriever(config), make_reader(config.bert)
     return initial_params(*models, tiny_world.LENGTHS, seed=0)[0]
 
 
 def embeddings_of(retriever_params, corpus):
     """The embeddings of all blocks."""
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    blocks = np.arange(corpus.num_blocks)
-    embed = document_embedder(config)
-    return embed_blocks(embed, retriever_params, corpus, blocks, tiny_world.EMBED)
+    embed, blocks = document_embedder(towers_of(corpus)), np.arange(corpus.num_blocks)
+    return embed_blocks(embed, retriever_params, corpus, blocks, EMBED)

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.data.blocks import BlockStore
 from realm_jax.metrics import means as means_lib
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models import packing
@@ -20,7 +19,7 @@ from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.warm_start_loss import WarmStartLoss
 from realm_jax.types import Lengths
 from tests import tiny_world
-from tests.tiny_world import LENGTHS, NEVER, silent
+from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import (
     KEY,
     MAX_SPAN,
@@ -29,6 +28,7 @@ from tests.training.loss_twins import (
     pretrain_inputs,
     warm_start_inputs,
 )
+from tests.training.runs import run_to_end
 
 STAGES = {
     "pretrain": (PretrainLoss, KnowledgeEncoder, pretrain_inputs, {}),
@@ -122,17 +122,8 @@ ROOMY = Lengths(LENGTHS.query, 2 * LENGTHS.document, 2 * LENGTHS.joined)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("stage", "make_config"),
-    [
-        (warm_start, tiny_world.warm_start_config),
-        (pretrain, tiny_world.pretrain_config),
-        (finetune, tiny_world.finetune_config),
-    ],
-)
-def test_a_stage_that_packs_trains_as_one_that_does_not(
-    world, tmp_path, stage, make_config
-):
+@pytest.mark.parametrize("stage", [warm_start, pretrain, finetune])
+def test_a_stage_that_packs_trains_as_one_that_does_not(world, tmp_path, stage):
     # Dropout draws for each row, so that packed rows would differ.
     tiny = tiny_world.models(dropout=0.0)
 
@@ -142,12 +133,9 @@ def test_a_stage_that_packs_trains_as_one_that_does_not(
     models = dataclasses.replace(tiny, lengths=ROOMY, bert=bert)
     lines = {}
     for packs in (False, True):
-        folder = tmp_path / str(packs)
-        config = make_config(
-            world, folder, models=models, train_steps=3, pack_documents=packs
-        )
-        assert stage.run(config, silent, NEVER)
-        lines[packs] = list(read_metrics(str(folder)))
+        changes = {"models": models, "train_steps": 3, "pack_documents": packs}
+        config = run_to_end(stage, world, tmp_path / str(packs), **changes)
+        lines[packs] = list(read_metrics(config.model_dir))
     alone, packed = ([line["loss"] for line in lines[packs]] for packs in (False, True))
     assert packed == pytest.approx(alone, rel=1e-4)
     assert not any("packed" in line for line in lines[False])
@@ -156,9 +144,8 @@ def test_a_stage_that_packs_trains_as_one_that_does_not(
         assert after["padding_share"] < before["padding_share"] or not after["packed"]
 
 
-def test_most_batches_fit_the_chosen_lengths(world):
+def test_most_batches_fit_the_chosen_lengths(corpus):
     """All that a batch has: what does not fit leaves the whole of it unpacked."""
-    corpus = BlockStore.open(world.corpus)
     random = np.random.default_rng(7)
     found = random.integers(3, LENGTHS.query // 2, size=500)
     queries = (np.arange(LENGTHS.query) < found[:, None]).astype(np.int32)
@@ -195,15 +182,9 @@ def test_rows_are_chosen_for_all_that_an_update_packs():
 
     def left(lengths):
         """The share of the positions that remain, batch by batch."""
-        packed = sum(6.0 * length for length in lengths) / (3 * 12 * 80)
-        fits = [
-            all(
-                kind.needed[i] <= length
-                for kind, length in zip(kinds, lengths, strict=True)
-            )
-            for i in range(200)
-        ]
-        return np.mean([packed if fit else 1.0 for fit in fits])
+        needed = np.array([kind.needed for kind in kinds])
+        fits = (needed <= np.array(lengths)[:, None]).all(axis=0)
+        return np.where(fits, 6.0 * sum(lengths) / (3 * 12 * 80), 1.0).mean()
 
     chosen, share = packed_updates._least_work(kinds)
     alone = [packed_updates._least_work([kind])[0][0] for kind in kinds]

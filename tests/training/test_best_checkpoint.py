@@ -33,19 +33,29 @@ from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, silent
-from tests.training.runs import embeddings_of, kill_run, lines_of, state_of
+from tests.training.runs import (
+    embeddings_of,
+    kill_run,
+    lines_of,
+    state_of,
+    towers_of,
+)
 
 pytestmark = pytest.mark.full
 
 MEASURED = ("utility", "likelihood", "null_likelihood", "accuracy", "null_accuracy")
-NAMES = {
-    f"held_out_{name}" for name in (*MEASURED, "null_retrieval", "retrieval_entropy")
-}
+MEASURED += ("null_retrieval", "retrieval_entropy")
+NAMES = {f"held_out_{name}" for name in MEASURED}
 
 
 def config_of(world, folder, **changes):
     changes = {"held_out_examples": 12, **changes}
     return tiny_world.pretrain_config(world, folder, **changes)
+
+
+def train(world, folder, **changes):
+    assert pretrain.run(config_of(world, folder, **changes), silent, NEVER)
+    return folder
 
 
 def utilities_of(folder):
@@ -86,7 +96,7 @@ def measured(world, tmp_path_factory):
         mock.patch.object(HeldOutSpans, "fill_in", fill_in_and_tell),
         mock.patch.object(masked_spans, "read_masks", read_and_tell),
     ):
-        assert pretrain.run(config_of(world, folder), silent, NEVER)
+        train(world, folder)
     return folder, params, len(traced)
 
 
@@ -102,7 +112,7 @@ def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, co
     assert measured_at == [1, 4, 7, 8]
     assert all(not NAMES & lines[step].keys() for step in (2, 3, 5, 6))
     assert times_traced == 1
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    config = towers_of(corpus)
     # The last parameters search the index of step 6.
     for step, tree, encoder in zip(
         measured_at, params, [*params[:3], params[2]], strict=True
@@ -136,9 +146,8 @@ def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, co
 
 def test_the_best_stays_with_its_index_while_newer_ones_come_and_go(world, tmp_path):
     seen = []
-    config = config_of(world, tmp_path, train_steps=16)
     with scripted({0: 0.1, 3: 0.5, 6: 0.2, 9: 0.4, 12: 0.1, 15: 0.3}, seen):
-        assert pretrain.run(config, silent, NEVER)
+        train(world, tmp_path, train_steps=16)
     store = open_store(tmp_path)
     # That of step 0 was the best, and is gone; that of 12 was saved, then measured.
     assert utilities_of(tmp_path) == {3: 0.5, 12: None, 16: 0.3}
@@ -162,9 +171,8 @@ def test_the_best_stays_with_its_index_while_newer_ones_come_and_go(world, tmp_p
 
 
 def test_a_checkpoint_that_was_just_saved_is_told_its_utility(world, tmp_path):
-    config = config_of(world, tmp_path, refresh_period=4)
     with scripted({0: 0.1, 4: 0.6}):
-        assert pretrain.run(config, silent, NEVER)
+        train(world, tmp_path, refresh_period=4)
     # The one of step 8 searched the same index.
     assert utilities_of(tmp_path) == {4: 0.6, 8: 0.6}
     details = all_details(open_store(tmp_path))
@@ -179,10 +187,10 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
     """From the best checkpoint, made at a swap, and from one that was due."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with scripted({0: 0.1, 3: 0.5, 6: 0.2}):
-        assert pretrain.run(config_of(world, whole), silent, NEVER)
+        train(world, whole)
         kill_run(pretrain, config_of(world, parts), killed_at)
         assert finished_steps(open_store(parts))[-1] == resumes_from
-        assert pretrain.run(config_of(world, parts), silent, NEVER)
+        train(world, parts)
     assert utilities_of(whole) == utilities_of(parts) == {3: 0.5, 4: None, 8: 0.2}
     for step in (3, 4, 8):
         assert_same_bits(state_of(whole, step), state_of(parts, step))
@@ -196,9 +204,7 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
 
 
 def test_a_rolling_index_is_measured_once_a_round(world, tmp_path):
-    config = config_of(world, tmp_path, refresh_mode="rolling")
-    assert pretrain.run(config, silent, NEVER)
-    lines = lines_of(tmp_path)
+    lines = lines_of(train(world, tmp_path, refresh_mode="rolling"))
     assert [s for s, line in lines.items() if line.keys() >= NAMES] == [1, 4, 7, 8]
     # What is measured at a swap stands on the line after it.
     utilities = [
@@ -209,12 +215,10 @@ def test_a_rolling_index_is_measured_once_a_round(world, tmp_path):
 
 
 def test_scann_measures_what_the_devices_do(world, measured, tmp_path):
-    folder, *_ = measured
-    config = config_of(world, tmp_path, searcher="scann", train_steps=1)
-    assert pretrain.run(config, silent, NEVER)
+    train(world, tmp_path, searcher="scann", train_steps=1)
     # Of the same parameters; above they were measured before an update.
-    first = next(read_metrics(str(folder)))
-    before = all_details(open_store(tmp_path))[0][HELD_OUT_UTILITY]
+    first = next(read_metrics(str(measured[0])))
+    before = utilities_of(tmp_path)[0]
     assert before == pytest.approx(first[HELD_OUT_UTILITY], rel=1e-4)
 
 

@@ -24,7 +24,7 @@ from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world
 from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import draw
-from tests.training.runs import embeddings_of
+from tests.training.runs import embeddings_of, towers_of
 from tests.waiting import PATIENCE, Clock
 
 KEY = jax.random.key(5)
@@ -32,27 +32,47 @@ MESH = make_mesh(MeshConfig())
 NUM_CANDIDATES = 4
 
 
+def layout_of(corpus):
+    return DocumentLayout.of(LENGTHS, corpus.vocabulary)
+
+
 @pytest.fixture(scope="module")
 def losses(corpus):
     """Over given candidates, and over those of a search."""
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    config = towers_of(corpus)
     loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
-    layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
-    return loss, RetrievingLoss(loss, NUM_CANDIDATES, layout, MESH)
+    return loss, RetrievingLoss(loss, NUM_CANDIDATES, layout_of(corpus), MESH)
 
 
 @pytest.fixture(scope="module")
-def both(corpus):
-    """The two ways to a step's inputs, parameters, an index, and masked sentences."""
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    params = draw(corpus.vocabulary.size, KnowledgeEncoder)
+def params(corpus):
+    return draw(corpus.vocabulary.size, KnowledgeEncoder)
+
+
+@pytest.fixture(scope="module")
+def batch(corpus):
+    examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
+    return PretrainBatch(**examples.batch(np.arange(16)))
+
+
+def host_search(corpus, **options):
+    config = towers_of(corpus)
+    return HostSearch(config, corpus, LENGTHS, NUM_CANDIDATES, MESH, 16, **options)
+
+
+@pytest.fixture(scope="module")
+def searched(corpus, params):
+    """Makes the inputs of a step in both ways: on the host, and to search within it."""
     embeddings = embeddings_of(params["retriever"], corpus)
     index = LoadedIndex(DeviceSearcher(embeddings, mesh=MESH), None)
-    on_host = HostSearch(config, corpus, LENGTHS, NUM_CANDIDATES, MESH, 16, ahead=False)
-    within = DeviceSearch(corpus, DocumentLayout.of(LENGTHS, corpus.vocabulary), MESH)
-    examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
-    batch = PretrainBatch(**examples.batch(np.arange(16)))
-    return on_host, within, params, index, batch
+
+    def inputs(batch, **options):
+        on_host = host_search(corpus, ahead=False, **options)
+        within = DeviceSearch(corpus, layout_of(corpus), MESH, **options)
+        of_step = (0, params["retriever"], index, lambda step: batch)
+        return on_host(*of_step), within(*of_step)
+
+    return inputs
 
 
 def assert_same(found, expected):
@@ -62,11 +82,9 @@ def assert_same(found, expected):
         )
 
 
-def test_the_candidates_and_the_loss_are_the_same(both, losses):
-    on_host, within, params, index, batch = both
+def test_the_candidates_and_the_loss_are_the_same(searched, losses, params, batch):
     loss, retrieving = losses
-    of_step = (0, params["retriever"], index, lambda step: batch)
-    given, inputs = on_host(*of_step), within(*of_step)
+    given, inputs = searched(batch)
     expected = given.candidates
     assert_same(jax.jit(retrieving.candidates)(params["retriever"], inputs), expected)
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
@@ -89,17 +107,11 @@ def first_pieces(corpus):
     return PretrainBatch(query_ids, positions, masked, weights, source_block=blocks)
 
 
-def test_with_own_blocks_the_candidates_are_the_same(both, losses, corpus):
-    _, _, params, index, _ = both
-    loss, retrieving = losses
+def test_with_own_blocks_the_candidates_are_the_same(searched, losses, params, corpus):
+    _, retrieving = losses
     batch = first_pieces(corpus)
-    settings = (corpus, LENGTHS, NUM_CANDIDATES, MESH, 16)
-    own = {"own_block": True}
-    on_host = HostSearch(loss.retriever.config, *settings, ahead=False, **own)
-    layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
-    within = DeviceSearch(corpus, layout, MESH, **own)
-    of_step = (0, params["retriever"], index, lambda step: batch)
-    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    given, inputs = searched(batch, own_block=True)
+    expected = given.candidates
     assert_same(jax.jit(retrieving.candidates)(params["retriever"], inputs), expected)
     own = np.asarray(expected.block_ids)[:, -1]
     assert expected.block_ids.shape == (16, NUM_CANDIDATES)
@@ -108,20 +120,14 @@ def test_with_own_blocks_the_candidates_are_the_same(both, losses, corpus):
 
 
 @pytest.mark.full
-def test_loss_and_gradient_are_the_same(both, losses):
-    on_host, within, params, index, batch = both
-    loss, retrieving = losses
-
-    def run(search, loss):
-        inputs = search(0, params["retriever"], index, lambda step: batch)
-        gradient, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, inputs, KEY)
-        return gradient, compute(metrics)
-
-    gradient, found = run(within, retrieving)
-    expected_gradient, expected = run(on_host, loss)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert 0 < found["padding_share"] < 1
-    tiny_world.assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-5)
+def test_loss_and_gradient_are_the_same(searched, losses, params, batch):
+    (expected, wanted), (gradient, found) = (
+        jax.jit(jax.grad(loss, has_aux=True))(params, inputs, KEY)
+        for loss, inputs in zip(losses, searched(batch), strict=True)
+    )
+    assert compute(found) == pytest.approx(compute(wanted), rel=1e-4, abs=1e-6)
+    assert 0 < compute(found)["padding_share"] < 1
+    tiny_world.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
 class SlowSearcher:
@@ -138,23 +144,25 @@ class SlowSearcher:
         return Neighbours(ids, np.zeros(ids.shape, np.float32))
 
 
-def searching(both, corpus, searcher, **options):
-    """A search on the host with this searcher: a function of step and index."""
-    _, _, params, _, batch = both
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    settings = (corpus, LENGTHS, NUM_CANDIDATES, MESH, 16)
-    search = HostSearch(config, *settings, **options)
-    first = LoadedIndex(searcher, types.SimpleNamespace(step=0))
+@pytest.fixture
+def searching(corpus, params, batch):
+    """Makes a search on the host with a searcher: a function of step and index."""
 
-    def run(step, index=first):
-        search(step, params["retriever"], index, lambda step: batch)
+    def make(searcher, **options):
+        search = host_search(corpus, **options)
+        first = LoadedIndex(searcher, types.SimpleNamespace(step=0))
 
-    return run, search.details
+        def run(step, index=first):
+            search(step, params["retriever"], index, lambda step: batch)
+
+        return run, search.details
+
+    return make
 
 
-def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
+def test_the_next_search_goes_on_while_a_step_runs(searching):
     searcher = SlowSearcher()
-    search, details = searching(both, corpus, searcher)
+    search, details = searching(searcher)
     searcher.may.set()
     search(0)
     details()
@@ -172,15 +180,11 @@ def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
 
 
 class LateStopwatch(Stopwatch):
-    """Ends a search once it is waited for, and so many seconds have passed.
-
-    Attributes:
-      left: the seconds that the search still takes; 0 for one that is done.
-    """
+    """Ends a search once it is waited for, and `left` seconds have passed."""
 
     def __init__(self, clock, searcher):
         super().__init__(clock.monotonic)
-        self.left = 0
+        self.left = 0  # For one that is done.
         self._clock = clock
         self._searcher = searcher
 
@@ -193,10 +197,10 @@ class LateStopwatch(Stopwatch):
             yield
 
 
-def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
+def test_only_what_is_left_of_a_search_is_waited_for(searching):
     searcher = SlowSearcher()
     stopwatch = LateStopwatch(Clock(), searcher)
-    search, details = searching(both, corpus, searcher, stopwatch=stopwatch)
+    search, details = searching(searcher, stopwatch=stopwatch)
 
     def waited(step):
         stopwatch.take()

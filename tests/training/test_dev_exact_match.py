@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from realm_jax.data.questions import read_questions
-from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.evaluation.provenance import chosen_checkpoint
 from realm_jax.evaluation.report_data import ChosenCheckpoint
@@ -18,9 +17,9 @@ from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, Which, all_
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from tests import groups, tiny_world
 from tests.refused import refused
-from tests.tiny_world import EMBED, NEVER, assert_same_bits, silent
+from tests.tiny_world import NEVER, assert_same_bits, silent
 from tests.training import hosts_program
-from tests.training.runs import kill_run, state_of, stop_run
+from tests.training.runs import kill_run, opened, state_of, stop_run
 
 
 def config_of(world, folder, **changes):
@@ -48,12 +47,6 @@ def scripted(scores):
     """Has the measurements of a run give these scores, one after the other."""
     arrays = [np.array([score]) for score in scores]
     return mock.patch.object(DevExactMatch, "exact_match", side_effect=arrays)
-
-
-def opened(config, corpus, checkpoint=Which.BEST):
-    return FinetunedModel.open(
-        config, corpus, searcher="device", embed=EMBED, checkpoint=checkpoint
-    )
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +77,8 @@ def test_it_is_the_exact_match_of_evaluation(world, corpus, trained):
 def test_measuring_changes_no_bit_of_training(world, tmp_path):
     folders = tmp_path / "measured", tmp_path / "not"
     for folder, questions in zip(folders, (world.questions, ""), strict=True):
-        assert finetune.run(
-            config_of(world, folder, questions=questions), silent, NEVER
-        )
+        config = config_of(world, folder, questions=questions)
+        assert finetune.run(config, silent, NEVER)
     assert_same_bits(*(state_of(folder, 6) for folder in folders))
     assert measured_at(folders[0]).keys() == {2, 4, 6}
     assert measured_at(folders[1]) == {}
@@ -104,9 +96,7 @@ def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
     assert chosen_checkpoint(str(tmp_path), 8) == ChosenCheckpoint(8, 0.5, 10, 0.4)
 
 
-def test_it_ends_early_at_the_right_measurement_and_does_not_go_on(
-    world, corpus, tmp_path
-):
+def test_it_ends_early_and_does_not_go_on(world, corpus, tmp_path):
     config = config_of(world, tmp_path, train_steps=20, early_stopping=2)
     # As high as the highest is not higher.
     with scripted([0.3, 0.5, 0.4, 0.5]) as measured:
@@ -177,16 +167,14 @@ def test_fewer_questions_are_spread_over_the_file(world):
 
 @pytest.mark.full
 def test_several_devices_and_processes_choose_as_one_does(world, tmp_path):
+    settings = {"batch_size": 8, "train_steps": 4, "evaluation_period": 2}
     mesh = {"data": 2, "model": 2}
-    settings = {"mesh": mesh, "batch_size": 8, "train_steps": 4, "evaluation_period": 2}
-    train = hosts_program.arguments(world, tmp_path / "several", "finetune", **settings)
+    several = tmp_path / "several", "finetune"
+    train = hosts_program.arguments(world, *several, mesh=mesh, **settings)
     with groups.started(train, num_processes=2, devices=2) as group:
         group.wait()
-    del settings["mesh"]
-    alone = config_of(
-        world, tmp_path / "alone", optimizer=hosts_program.smooth, **settings
-    )
-    assert finetune.run(alone, silent, NEVER)
+    given = {"optimizer": hosts_program.smooth, **settings}
+    assert finetune.run(config_of(world, tmp_path / "alone", **given), silent, NEVER)
     found, expected = (measured_at(tmp_path / name) for name in ("several", "alone"))
     assert list(found) == list(expected) == [2, 4]
     np.testing.assert_allclose(list(found.values()), list(expected.values()))

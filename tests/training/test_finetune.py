@@ -22,24 +22,36 @@ from realm_jax.training.search_ahead import SearchAhead
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import drawn_params, index_of, inputs_of, params_of, stop_run
+from tests.training.runs import (
+    drawn_params,
+    index_of,
+    inputs_of,
+    params_of,
+    run_to_end,
+    stop_run,
+    towers_of,
+)
 
 
-def first_inputs(monkeypatch, config):
-    """The inputs of the first update, which is not made."""
-    return inputs_of(monkeypatch, finetune, config)[0]
+@pytest.fixture
+def first_inputs(world, tmp_path, monkeypatch):
+    """Gives the inputs of the first update of a run, which is not made."""
+
+    def inputs(folder=tmp_path / "run", world=world, **changes):
+        config = tiny_world.finetune_config(world, folder, **changes)
+        return inputs_of(monkeypatch, finetune, config)[0]
+
+    return inputs
 
 
 @pytest.fixture(scope="module")
 def fine_tuned(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finetune")
-    assert finetune.run(tiny_world.finetune_config(world, folder), silent, NEVER)
+    run_to_end(finetune, world, folder)
     return folder
 
 
-def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
-    fine_tuned, corpus
-):
+def test_the_document_tower_keeps_its_bits_and_the_rest_trains(fine_tuned, corpus):
     drawn = drawn_params(corpus, functools.partial(SpanReader, max_span=3))
     changed = differing(drawn, params_of(fine_tuned))
     assert not [name for name in changed if "/document_tower/" in name]
@@ -63,9 +75,7 @@ def losses_of(config):
     return [line["loss"] for line in read_metrics(config.model_dir)]
 
 
-def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
-    world, tmp_path, monkeypatch
-):
+def test_what_is_found_ahead_is_one_update_old(world, tmp_path, monkeypatch):
     """Against a search at the moment of each update, and of the one before."""
     few = {"num_retrieved": 2, "train_steps": 4}
     config = tiny_world.finetune_config(world, tmp_path / "ahead", **few)
@@ -107,16 +117,12 @@ def losses_of_stale_searches(monkeypatch, config, folder, age):
 def test_what_was_found_ahead_of_another_number_of_blocks_is_not_used(world, tmp_path):
     few = tiny_world.finetune_config(world, tmp_path, num_retrieved=3)
     stop_run(finetune, few, 2)
-    more = tiny_world.finetune_config(world, tmp_path, num_read=5)
-    assert finetune.run(more, silent, NEVER)
+    run_to_end(finetune, world, tmp_path, num_read=5)
     assert list(read_metrics(str(tmp_path)))[-1]["answer_retrieved"] == 1.0
 
 
-def test_questions_blocks_and_answers_belong_together(
-    world, corpus, tmp_path, monkeypatch
-):
-    config = tiny_world.finetune_config(world, tmp_path)
-    inputs = first_inputs(monkeypatch, config)
+def test_questions_blocks_and_answers_belong_together(corpus, first_inputs):
+    inputs = first_inputs()
     assert inputs.block_embeddings.shape == (4, 24, 8)
     assert inputs.joined_ids.shape == (4, 2, LENGTHS.joined)
     assert inputs.block_valid.all()
@@ -144,12 +150,9 @@ def test_questions_blocks_and_answers_belong_together(
             np.testing.assert_array_equal(starts[marked], ends[marked])
 
 
-def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkeypatch):
+def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, first_inputs):
     small = tiny_world.make(tmp_path / "world", WorldConfig(1, 6, 20, 1))
-    config = tiny_world.finetune_config(
-        small, tmp_path / "run", num_retrieved=50, num_read=5
-    )
-    inputs = first_inputs(monkeypatch, config)
+    inputs = first_inputs(world=small, num_retrieved=50, num_read=5)
     assert inputs.joined_ids.shape[1] == 5
     np.testing.assert_array_equal(
         inputs.block_valid, [[True, True, False, False, False]] * 4
@@ -157,9 +160,7 @@ def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkey
     assert not inputs.block_has_answer[:, 2:].any()
 
 
-def test_a_shared_tower_trains_over_the_index_it_started_with(
-    world, tmp_path, quick_updates
-):
+def test_a_shared_tower_trains_over_its_first_index(world, tmp_path, quick_updates):
     models = tiny_world.models(shared=True)
     config = tiny_world.finetune_config(world, tmp_path, models=models)
     assert finetune.frozen_parameters(config) == ()
@@ -171,9 +172,7 @@ def test_a_shared_tower_trains_over_the_index_it_started_with(
         finetune.run(config, silent, NEVER)
 
 
-def test_a_frozen_retriever_stays_to_the_last_bit_and_so_does_its_index(
-    world, tmp_path
-):
+def test_a_frozen_retriever_and_its_index_keep_their_bits(world, tmp_path):
     config = tiny_world.finetune_config(
         world, tmp_path, models=tiny_world.models(shared=True), frozen=("retriever",)
     )
@@ -188,68 +187,56 @@ def test_a_frozen_retriever_stays_to_the_last_bit_and_so_does_its_index(
     assert all(name.startswith("reader/") for name in changed)
 
 
-def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
-    world, fine_tuned, tmp_path, monkeypatch
-):
+def test_a_frozen_tower_makes_a_lost_index_again(fine_tuned, tmp_path, first_inputs):
     folder = tmp_path / "run"
     shutil.copytree(fine_tuned, folder)
     shutil.rmtree(folder / "index")
-    longer = tiny_world.finetune_config(world, folder, train_steps=4)
-    first_inputs(monkeypatch, longer)
+    first_inputs(folder, train_steps=4)
     np.testing.assert_array_equal(*map(index_of, (folder, fine_tuned)))
 
 
 def test_after_another_stage_no_document_is_embedded_again(
-    world, corpus, tmp_path, monkeypatch
+    world, corpus, tmp_path, monkeypatch, first_inputs
 ):
-    before = tmp_path / "before"
-    started = tiny_world.warm_start_config(world, before, train_steps=0)
-    assert warm_start.run(started, silent, NEVER)
+    before, folder = tmp_path / "before", tmp_path / "finetune"
+    run_to_end(warm_start, world, before, train_steps=0)
     # As the builder beside it ends: with the index of the last retriever.
-    models = started.models.retriever_config(corpus.vocabulary.size)
-    source = IndexSource(open_store(before), corpus, models, EMBED, "device")
+    store = open_store(before)
+    source = IndexSource(store, corpus, towers_of(corpus), EMBED, "device")
     source.build(1, params_of(before)["retriever"])
     embedded = tiny_world.count_embedded(monkeypatch)
-    config = tiny_world.finetune_config(
-        world, tmp_path / "finetune", warm_start=str(before)
-    )
-    first_inputs(monkeypatch, config)
+    first_inputs(folder, warm_start=str(before))
     assert sum(embedded) == 0
-    np.testing.assert_array_equal(*map(index_of, (before, config.model_dir)))
+    np.testing.assert_array_equal(*map(index_of, (before, folder)))
     # One of another stage that did not embed this retriever is of no use.
-    SnapshotSeries(open_store(before), "index").forget(1)
-    shutil.rmtree(config.model_dir)
-    first_inputs(monkeypatch, config)
+    SnapshotSeries(store, "index").forget(1)
+    shutil.rmtree(folder)
+    first_inputs(folder, warm_start=str(before))
     assert sum(embedded) == corpus.num_blocks
 
 
-def test_questions_are_padded_to_the_length_of_the_model(world, tmp_path, monkeypatch):
+def test_questions_are_padded_to_the_length_of_the_model(tmp_path, first_inputs):
     """That of the examples, made for longer sentences, may be another one."""
-    models = tiny_world.models()
-    shorter = dataclasses.replace(models.lengths, query=models.lengths.query - 2)
-    config = tiny_world.finetune_config(
-        world, tmp_path, models=dataclasses.replace(models, lengths=shorter)
-    )
-    inputs = first_inputs(monkeypatch, config)
-    assert inputs.questions.question_ids.shape[1] == shorter.query
-    longer = first_inputs(
-        monkeypatch, tiny_world.finetune_config(world, tmp_path / "longer")
-    )
-    left = longer.questions.question_ids[:, : shorter.query]
+    shorter = dataclasses.replace(LENGTHS, query=LENGTHS.query - 2)
+    models = dataclasses.replace(tiny_world.models(), lengths=shorter)
+    ids = first_inputs(models=models).questions.question_ids
+    assert ids.shape[1] == shorter.query
+    longer = first_inputs(tmp_path / "longer").questions.question_ids
+    left = longer[:, : shorter.query]
     same = left[:, -1] == 0
     assert same.any()
-    np.testing.assert_array_equal(inputs.questions.question_ids[same], left[same])
+    np.testing.assert_array_equal(ids[same], left[same])
 
 
-def test_an_update_may_read_fewer_blocks_than_an_answer(world, tmp_path, monkeypatch):
-    usual = tiny_world.finetune_config(world, tmp_path / "usual")
-    fewer = tiny_world.finetune_config(world, tmp_path / "fewer", train_num_read=1)
-    both, best = (first_inputs(monkeypatch, config) for config in (usual, fewer))
+def test_an_update_may_read_fewer_blocks_than_an_answer(world, tmp_path, first_inputs):
+    both = first_inputs()
+    best = first_inputs(tmp_path / "fewer", train_num_read=1)
     # The best block of each question, and as many in the retriever's loss as before.
     np.testing.assert_array_equal(best.joined_ids, both.joined_ids[:, :1])
     np.testing.assert_array_equal(best.span_is_answer, both.span_is_answer[:, :1])
     np.testing.assert_array_equal(best.block_embeddings, both.block_embeddings)
-    assert fewer.answering().num_read == usual.num_read == both.joined_ids.shape[1]
+    fewer = tiny_world.finetune_config(world, tmp_path, train_num_read=1)
+    assert fewer.answering().num_read == both.joined_ids.shape[1] == 2
 
 
 def with_questions(corpus, task, questions):
@@ -262,8 +249,8 @@ def with_questions(corpus, task, questions):
     write_examples(folder, [arrays], metadata)
 
 
-def test_patterns_are_learned_from_as_the_answers_they_match(
-    world, corpus, tmp_path, monkeypatch
+def test_patterns_are_learned_as_the_answers_they_match(
+    world, corpus, tmp_path, first_inputs
 ):
     questions = [
         dataclasses.replace(
@@ -272,13 +259,8 @@ def test_patterns_are_learned_from_as_the_answers_they_match(
         for q in read_questions(world.questions, "train")
     ]
     with_questions(corpus, "patterns", questions)
-    exact = first_inputs(
-        monkeypatch, tiny_world.finetune_config(world, tmp_path / "exact")
-    )
-    found = first_inputs(
-        monkeypatch,
-        tiny_world.finetune_config(world, tmp_path / "found", task="patterns"),
-    )
+    exact = first_inputs()
+    found = first_inputs(tmp_path / "found", task="patterns")
     assert not found.questions.answer_ids.any()
     assert found.questions.answer_patterns is None
     np.testing.assert_array_equal(found.block_has_answer, exact.block_has_answer)
@@ -286,9 +268,7 @@ def test_patterns_are_learned_from_as_the_answers_they_match(
     assert exact.block_has_answer.any(axis=1).all()
 
 
-def test_mixed_sets_go_on_after_a_stop_with_the_same_questions(
-    world, corpus, tmp_path, monkeypatch
-):
+def test_mixed_sets_go_on_with_the_same_questions(world, corpus, tmp_path, monkeypatch):
     asked = read_questions(world.questions, "dev")
     with_questions(corpus, "others", asked)
     mixed = {"more_tasks": {"others": 0.4}, "train_steps": 5, "num_retrieved": 2}
@@ -303,15 +283,15 @@ def test_mixed_sets_go_on_after_a_stop_with_the_same_questions(
     assert 0 < is_dev.sum() < len(rows)
     assert finetune.run(whole, silent, NEVER)
     stop_run(finetune, parts, 2)
+    other = dataclasses.replace(parts, more_tasks={"others": 0.5})
     with refused("more_tasks.*another MODEL_DIR"):
-        other = {"more_tasks": {"others": 0.5}}
-        finetune.run(dataclasses.replace(parts, **other), silent, NEVER)
+        finetune.run(other, silent, NEVER)
     assert finetune.run(parts, silent, NEVER)
     assert_same_bits(params_of(parts.model_dir), params_of(whole.model_dir))
 
 
 def test_how_many_questions_can_be_learned_from_is_said_first(
-    world, corpus, tmp_path, monkeypatch, caplog
+    world, corpus, tmp_path, first_inputs, caplog
 ):
     asked = read_questions(world.questions, "train")
     lost = [dataclasses.replace(q, answers=("nowhere at all",)) for q in asked]
@@ -323,7 +303,6 @@ def test_how_many_questions_can_be_learned_from_is_said_first(
     half = len(asked) // 2
     with_questions(corpus, "half", [*lost[:half], *asked[half:]])
     with caplog.at_level(logging.INFO, "realm_jax.training.answer_coverage"):
-        config = tiny_world.finetune_config(world, tmp_path, task="half")
-        first_inputs(monkeypatch, config)
+        first_inputs(task="half")
     share = 100 * (len(asked) - half) / len(asked)
     assert f"{share:.1f}% of {len(asked)} questions have an answer" in caplog.text

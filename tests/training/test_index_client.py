@@ -22,15 +22,13 @@ from realm_jax.index.source import IndexSource
 from realm_jax.storage import UnavailableStoreError, open_store
 from realm_jax.training import index_client
 from realm_jax.training.index_client import IndexClient
-from tests import tiny_world
 from tests.tiny_world import EMBED, NEVER, assert_same_bits
-from tests.training.runs import drawn_params
+from tests.training.runs import drawn_params, towers_of
 from tests.waiting import PATIENCE, Clock, wait_until
 
 
 def make_source(store, corpus):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    return IndexSource(store, corpus, config, EMBED, "device")
+    return IndexSource(store, corpus, towers_of(corpus), EMBED, "device")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def source(tmp_path, corpus):
 
 @pytest.fixture
 def client(source):
-    return IndexClient(source, threading.Event())
+    return IndexClient(source, NEVER)
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +87,11 @@ def test_another_corpus_has_indexes_of_its_own(source, params, other_world):
     of_other = make_source(source.model_store, BlockStore.open(other_world.corpus))
     assert of_other.load(0) is None
     of_other.build(0, params)
-    for found, wanted in ((source, source.corpus), (of_other, of_other.corpus)):
-        assert found.load(0).manifest.corpus_fingerprint == wanted.fingerprint
+    for one in (source, of_other):
+        assert one.load(0).manifest.corpus_fingerprint == one.corpus.fingerprint
 
 
-def test_a_retriever_is_published_once_and_never_that_of_another_run(
-    source, client, params
-):
+def test_a_retriever_is_published_once_by_one_run(source, client, params):
     client.publish(4, params)
     client.publish(4, params)
     with pytest.raises(AlreadyCommittedError, match="another MODEL_DIR"):
@@ -113,9 +109,7 @@ def test_later_snapshots_are_forgotten_in_both_series(source, client, params):
     assert steps(source, RETRIEVER_SERIES) == [2]
 
 
-def test_garbage_is_collected_but_for_what_checkpoints_resume_with(
-    source, client, params
-):
+def test_garbage_is_not_what_checkpoints_resume_with(source, client, params):
     client.build(0, params)
     client.use(0)
     client.keep((0,))
@@ -178,9 +172,8 @@ def test_the_last_word_is_finished_only_if_all_was_done(source, params):
 
 
 def test_a_store_that_is_away_neither_ends_training_nor_hides_an_error(
-    source, monkeypatch, caplog, clock
+    source, clock, client, monkeypatch, caplog
 ):
-    client = IndexClient(source, NEVER)
     client._builder = Listener(source.model_store, BUILDER_ROLE)
     client.beat(1)
     clock.seconds += 100
@@ -206,9 +199,9 @@ def test_a_store_that_is_away_neither_ends_training_nor_hides_an_error(
 
 
 def test_what_another_job_commits_and_is_not_refused_is_to_come_and_taken(
-    source, params
+    source, client, params
 ):
-    with IndexClient(source, NEVER) as client:
+    with client:
         assert client.take() is None
         client.publish(2, params)
         client.follow(newer_than=0)
@@ -229,12 +222,12 @@ def test_what_another_job_commits_and_is_not_refused_is_to_come_and_taken(
 
 
 def test_an_index_of_a_lost_run_or_another_length_is_refused_until_it_is_made_anew(
-    source, params, caplog
+    source, client, params, caplog
 ):
     source.build(6, louder(params))  # Of steps this run has not taken.
     source.build(4, louder(params))  # Of another retriever of the same step.
     shorter = dataclasses.replace(source, embed=EMBED.at_length(9))
-    with IndexClient(source, NEVER) as client:
+    with client:
         client.publish(4, params)
         client.follow(newer_than=-1)
         wait_until(lambda: "Refused the index of step 4" in caplog.text)
@@ -252,7 +245,7 @@ def test_an_index_of_a_lost_run_or_another_length_is_refused_until_it_is_made_an
 
 
 def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(
-    source, monkeypatch, clock
+    source, clock, client, monkeypatch
 ):
     said = []
 
@@ -263,9 +256,8 @@ def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(
         clock.seconds += 1
         return clock.seconds
 
-    ticking = types.SimpleNamespace(monotonic=look)
-    monkeypatch.setattr(follower, "time", ticking)
-    with IndexClient(source, NEVER) as client:
+    monkeypatch.setattr(follower, "time", types.SimpleNamespace(monotonic=look))
+    with client:
         client.follow(newer_than=-1)
         with pytest.raises(NotReadyError, match="none came"):
             client.wait(20.0)
@@ -284,12 +276,12 @@ def test_asked_to_stop_it_waits_no_longer(source):
 
 
 def test_patience_begins_with_the_first_sign_of_life_of_a_builder(
-    source, monkeypatch, clock
+    source, clock, client, monkeypatch
 ):
     """Its slice may be queued for longer than a builder may be silent."""
     monkeypatch.setattr(follower, "time", Clock(tick=1.0))
     Heartbeat(source.model_store, BUILDER_ROLE).beat(3)  # Of a run long ago.
-    with IndexClient(source, NEVER, builder_patience_seconds=300.0) as client:
+    with client:
         client.follow(newer_than=-1)
         clock.seconds += 1000
         with pytest.raises(NotReadyError, match=r"none came within 20 s") as e:
@@ -298,7 +290,7 @@ def test_patience_begins_with_the_first_sign_of_life_of_a_builder(
     assert said in str(e.value)
 
 
-def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, monkeypatch):
+def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, client, monkeypatch):
     """That is as long as the follower is told of progress: see its own tests."""
 
     def told(self, seconds, problem, stop, progress):
@@ -307,41 +299,36 @@ def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, monkeypatch):
 
     monkeypatch.setattr(follower.IndexFollower, "wait_for_first", told)
     builder, seen = Heartbeat(source.model_store, BUILDER_ROLE), []
-    with IndexClient(source, NEVER) as client:
+    with client:
         client.follow(newer_than=-1)
         for step, done in ((2, 1), (2, 2), (2, 2), (3, 2)):
             builder.beat(step, activity="embedding", blocks_done=done, num_blocks=999)
             seen.append(client.wait(15.0))
-    assert [one == other for one, other in itertools.pairwise(seen)] == [
-        *(False, True, False)
-    ]
+    same = [one == other for one, other in itertools.pairwise(seen)]
+    assert same == [False, True, False]
 
 
-def test_a_builder_that_fell_silent_is_named(source, caplog, clock):
+def test_a_builder_that_fell_silent_is_named(source, clock, client, caplog):
+    def beat_after(*pauses):
+        for pause in pauses:
+            clock.seconds += pause
+            client.beat(1)
+
     builder = Heartbeat(source.model_store, BUILDER_ROLE)
     builder.beat(0, "failed")  # Of a run long ago.
-    with IndexClient(source, NEVER, builder_patience_seconds=300.0) as client:
+    with client:
         client.follow(newer_than=-1)
-        client.beat(1)
+        beat_after(0)
         assert not caplog.messages
         builder.beat(7)
-        clock.seconds += 10
-        client.beat(2)
-        clock.seconds += 300
-        client.beat(3)
+        beat_after(10, 300)
         assert not caplog.messages
-        clock.seconds += 10
-        client.beat(4)
-        clock.seconds += 10
-        client.beat(5)
+        beat_after(10, 10)
         (warning,) = caplog.messages
         assert f"process {os.getpid()} on" in warning
         assert "running) is silent at step 7, last heard of 310 s ago" in warning
         with pytest.raises(NotReadyError, match=r"has ended without.*silent at step 7"):
             client.wait(PATIENCE)
         builder.beat(8)
-        clock.seconds += 10
-        client.beat(6)
-        clock.seconds += 310
-        client.beat(7)
+        beat_after(10, 310)
         assert len(caplog.messages) == 2

@@ -24,17 +24,16 @@ from realm_jax.training.index_metrics import (
     Probe,
     mean_kl,
 )
-from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import draw
-from tests.training.runs import embeddings_of
+from tests.training.runs import embeddings_of, towers_of
 
 
 @pytest.fixture(scope="module")
 def tower(corpus):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    return config, draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
+    params = draw(corpus.vocabulary.size, KnowledgeEncoder)
+    return towers_of(corpus), params["retriever"]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +102,11 @@ def embeddings(corpus):
     return rng.standard_normal((corpus.num_blocks, 8)).astype(np.float32)
 
 
+@pytest.fixture
+def held_out(world, corpus):
+    return HeldOutQuestions(corpus, world.questions, "dev", LENGTHS.query)
+
+
 def scores_one_by_one(tower, ids, embeddings):
     config, params = tower
     apply = functools.partial(Retriever(config).apply, method="embed_queries")
@@ -130,9 +134,8 @@ def test_any_number_of_questions_is_searched_as_if_one_by_one(
 
 
 def test_recall_is_that_of_the_blocks_that_hold_the_answer(
-    world, corpus, tower, embeddings
+    world, corpus, tower, embeddings, held_out
 ):
-    held_out = HeldOutQuestions(corpus, world.questions, "dev", LENGTHS.query)
     searcher = make_searcher("device", embeddings)
     recall = held_out.recalls(*tower, searcher, [5])[5]
     bodies = [corpus.text(block).body.split() for block in range(corpus.num_blocks)]

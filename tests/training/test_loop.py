@@ -61,9 +61,7 @@ def turn(done):
     return [("inputs", done), ("line", done + 1), ("save", done + 1)]
 
 
-def test_the_order_of_a_turn_never_changes_and_a_run_goes_on_where_it_was(
-    world, tmp_path
-):
+def test_the_order_of_a_turn_is_fixed_and_a_run_goes_on_where_it_was(world, tmp_path):
     first, again, after = Recorder(stop_at=2), Recorder(), Recorder()
     assert first.train(world, tmp_path, train_steps=4) == 2
     assert first.events == [*turn(0), *turn(1)]

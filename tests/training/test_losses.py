@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.metrics import means as means_lib
 from realm_jax.models import span_reader
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import SpanReader
@@ -16,7 +15,7 @@ from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization, log_share_of_batch
 from realm_jax.training.finetune_loss import FinetuneLoss
-from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
+from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.warm_start_loss import (
     UnmaskedTargets,
     WarmStartInputs,
@@ -29,8 +28,8 @@ from tests.training.loss_twins import (
     embed,
     finetune_inputs,
     finetune_parts,
-    gradient_of,
     make,
+    measured,
     padding_in,
     pretrain_inputs,
     softmax,
@@ -46,15 +45,12 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
     retriever, reader, params = make(corpus, KnowledgeEncoder)
     inputs = pretrain_inputs(corpus)
     loss = PretrainLoss(retriever, reader, marginalization)
-    value, means = jax.jit(loss)(params, inputs, KEY)
+    value, found = measured(loss, params, inputs)
     twin = twin_of_pretrain(retriever, reader, params, inputs)
     scored = [(p, tokens) for p, tokens in twin if tokens[0]]
     assert len(scored) == 2
     spans = [[math.prod(row) for row in tokens] for _, tokens in scored]
-    marginals = [
-        sum(a * b for a, b in zip(p, span, strict=True))
-        for (p, _), span in zip(scored, spans, strict=True)
-    ]
+    marginals = [np.dot(p, span) for (p, _), span in zip(scored, spans, strict=True)]
     if marginalization is Marginalization.PER_SPAN:
         terms = marginals
     else:
@@ -64,7 +60,7 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
             for m in range(len(tokens[0]))
         ]
     expected = -sum(math.log(term) for term in terms) / len(terms)
-    assert float(value) == pytest.approx(expected, rel=1e-4)
+    assert value == pytest.approx(expected, rel=1e-4)
     utility = [
         math.log(marginal / span[0])
         for marginal, span in zip(marginals, spans, strict=True)
@@ -83,20 +79,18 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
         "retrieval_entropy": sum(entropy) / 2,
         "padding_share": padding_in(*given),
     }
-    assert means_lib.compute(means) == pytest.approx(values, rel=1e-3, abs=1e-6)
+    assert found == pytest.approx(values, rel=1e-3, abs=1e-6)
     # The twin would agree with anything if documents made no difference.
     assert max(abs(value) for value in utility) > 0.01
 
 
-def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates(
-    corpus,
-):
+def test_normalised_over_the_batch_the_loss_adds_the_own_candidates_share(corpus):
     """The metrics stay those of the candidates, so that runs can be compared."""
     retriever, reader, params = make(corpus, KnowledgeEncoder)
     inputs = pretrain_inputs(corpus)
-    of_candidates, means = jax.jit(PretrainLoss(retriever, reader))(params, inputs, KEY)
+    of_candidates, means = measured(PretrainLoss(retriever, reader), params, inputs)
     loss = PretrainLoss(retriever, reader, normalization=Normalization.BATCH)
-    of_batch, batch_means = jax.jit(loss)(params, inputs, KEY)
+    of_batch, batch_means = measured(loss, params, inputs)
     candidates = inputs.candidates
     embeddings = jax.jit(retriever.apply)(
         {"params": params["retriever"]},
@@ -108,15 +102,11 @@ def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates
         *embeddings, candidates.block_ids, inputs.batch.source_block, candidates.valid
     )
     # The third sentence has nothing to score.
-    expected = float(of_candidates) - float(log_share[:2].mean())
-    assert float(of_batch) == pytest.approx(expected, rel=1e-5)
-    assert expected > float(of_candidates) + 0.01
-    means, batch_means = means_lib.compute(means), means_lib.compute(batch_means)
-    share = batch_means.pop("share_of_batch")
-    assert share == pytest.approx(float(jnp.exp(log_share[:2]).mean()), rel=1e-5)
-    assert batch_means.pop("loss") == pytest.approx(expected, rel=1e-5)
-    del means["loss"]
-    assert batch_means == pytest.approx(means, rel=1e-5)
+    expected = of_candidates - float(log_share[:2].mean())
+    assert of_batch == pytest.approx(expected, rel=1e-5)
+    assert expected > of_candidates + 0.01
+    means["share_of_batch"] = float(jnp.exp(log_share[:2]).mean())
+    assert batch_means == pytest.approx(means | {"loss": expected}, rel=1e-5)
 
 
 def test_dropout_is_drawn_by_the_key(corpus):
@@ -131,15 +121,15 @@ def test_all_masks_unscored_is_no_loss_and_no_nan(corpus):
     inputs = pretrain_inputs(corpus)
     batch = inputs.batch.replace(mask_weights=jnp.zeros((3, 2)))
     loss = PretrainLoss(retriever, reader)
-    value, means = jax.jit(loss)(params, PretrainInputs(batch, inputs.candidates), KEY)
-    assert float(value) == 0.0
-    assert means_lib.compute(means).keys() == {"padding_share"}
+    value, found = measured(loss, params, inputs.replace(batch=batch))
+    assert value == 0.0
+    assert found.keys() == {"padding_share"}
 
 
 def test_warm_start_loss_equals_its_twin(corpus):
     retriever, reader, params = make(corpus, KnowledgeEncoder)
     inputs = warm_start_inputs(corpus)
-    value, means = jax.jit(WarmStartLoss(retriever, reader))(params, inputs, KEY)
+    value, found = measured(WarmStartLoss(retriever, reader), params, inputs)
     pairs, reading, terms = inputs.pairs, inputs.reading, []
     documents = [
         embed(retriever, params, "embed_documents", *row)
@@ -154,7 +144,6 @@ def test_warm_start_loss_equals_its_twin(corpus):
     places = ((0, 0), (0, 1), (1, 0))
     of_masks = reading.batch.mask_positions, reading.batch.mask_ids
     tokens = surprises(reader, params, reading, *of_masks, places)
-    found = means_lib.compute(means)
     assert found["retriever_loss"] == pytest.approx(sum(terms) / 3, rel=1e-4)
     assert found["reader_loss"] == pytest.approx(sum(tokens) / 3, rel=1e-4)
     # The first sentence has two masks and reads its own block, the second has one and
@@ -166,7 +155,7 @@ def test_warm_start_loss_equals_its_twin(corpus):
     assert found["padding_share"] == pytest.approx(
         padding_in(pairs.query_ids, pairs.document_ids, reading.joined_ids)
     )
-    assert float(value) == pytest.approx(sum(terms) / 3 + sum(tokens) / 3, rel=1e-4)
+    assert value == pytest.approx(sum(terms) / 3 + sum(tokens) / 3, rel=1e-4)
 
 
 def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
@@ -178,10 +167,9 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
     answers = np.zeros((3, LENGTHS.joined, span_reader.MAX_SPAN), bool)
     answers[0, starts[0] + 1, 1] = True
     answers = answers.reshape(3, -1)
-    loss = jax.jit(WarmStartLoss(retriever, reader))
-    value, means = loss(
-        params, WarmStartInputs(None, reading.replace(span_is_answer=answers)), KEY
-    )
+    loss = WarmStartLoss(retriever, reader)
+    scored = WarmStartInputs(None, reading.replace(span_is_answer=answers))
+    value, found = measured(loss, params, scored)
     of_questions = SpanReader(reader.config)
     names = ("bert", "span_dense", "span_norm", "span_output")
     scores = jax.jit(of_questions.apply)(
@@ -191,16 +179,12 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
     )
     spans = softmax(np.asarray(scores.logits[0], np.float64)[scores.valid[0]])
     (place,) = np.flatnonzero(answers[0][np.asarray(scores.valid[0])])
-    found = means_lib.compute(means)
     assert found["span_loss"] == pytest.approx(-math.log(spans[place]), rel=1e-4)
     assert found["span_accuracy"] == float(spans[place] == max(spans))
-    _, without = loss(params, WarmStartInputs(None, reading), KEY)
-    without = means_lib.compute(without)
+    _, without = measured(loss, params, WarmStartInputs(None, reading))
     assert "span_loss" not in without
     assert found["reader_loss"] == pytest.approx(without["reader_loss"], rel=1e-5)
-    assert float(value) == pytest.approx(
-        found["reader_loss"] + found["span_loss"], rel=1e-5
-    )
+    assert value == pytest.approx(found["reader_loss"] + found["span_loss"], rel=1e-5)
 
 
 def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
@@ -212,16 +196,14 @@ def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
     weights = np.array([[0, 0], [0, 1], [1, 1]], np.float32)
     ids = np.take_along_axis(reading.joined_ids, positions, axis=1)
     unmasked = UnmaskedTargets(weights, positions, ids)
-    loss = jax.jit(WarmStartLoss(retriever, reader))
-    value, means = loss(
-        params, WarmStartInputs(None, reading.replace(unmasked=unmasked)), KEY
-    )
+    loss = WarmStartLoss(retriever, reader)
+    both = WarmStartInputs(None, reading.replace(unmasked=unmasked))
+    value, found = measured(loss, params, both)
     places = ((1, 1), (2, 0), (2, 1))
     seen = surprises(reader, params, reading, positions, unmasked.ids, places)
-    plain, of_masked = loss(params, WarmStartInputs(None, reading), KEY)
-    found, of_masked = means_lib.compute(means), means_lib.compute(of_masked)
+    plain, of_masked = measured(loss, params, WarmStartInputs(None, reading))
     assert found["reader_loss_unmasked"] == pytest.approx(sum(seen) / 3, rel=1e-4)
-    assert float(value) == pytest.approx(float(plain) + sum(seen) / 3, rel=1e-4)
+    assert value == pytest.approx(plain + sum(seen) / 3, rel=1e-4)
     # What is said of masked wordpieces is said of them alone.
     for name in ("reader_loss", "reader_loss_own", "reader_loss_retrieved"):
         assert found[name] == pytest.approx(of_masked[name], rel=1e-5)
@@ -230,17 +212,16 @@ def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
 def test_a_warm_start_of_one_model_computes_nothing_of_the_other(corpus):
     retriever, reader, params = make(corpus, KnowledgeEncoder, dropout=0.1)
     both = warm_start_inputs(corpus)
-    loss = jax.jit(WarmStartLoss(retriever, reader))
-    of_both = means_lib.compute(loss(params, both, KEY)[1])
+    loss = WarmStartLoss(retriever, reader)
+    _, of_both = measured(loss, params, both)
     for trained, other, words in (
         ("retriever", "reading", ("retriever_", "in_batch_")),
         ("reader", "pairs", ("reader_", "answer_")),
     ):
         # Parameters that are not there cannot be computed with.
         part = {trained: params[trained]}
-        value, means = loss(part, both.replace(**{other: None}), KEY)
-        found = means_lib.compute(means)
-        for one in (float(value), found["loss"], found[f"{trained}_loss"]):
+        value, found = measured(loss, part, both.replace(**{other: None}))
+        for one in (value, found["loss"], found[f"{trained}_loss"]):
             assert one == pytest.approx(of_both[f"{trained}_loss"], rel=1e-5)
         expected = {name for name in of_both if name.startswith(words)}
         assert found.keys() == expected | {"loss", "padding_share"}
@@ -251,7 +232,7 @@ def test_finetune_loss_equals_its_twin(corpus, marginalization):
     retriever, reader, params = make(corpus, SpanReader, max_span=MAX_SPAN)
     inputs = finetune_inputs(corpus)
     loss = FinetuneLoss(retriever, reader, marginalization)
-    value, means = jax.jit(loss)(params, inputs, KEY)
+    value, found = measured(loss, params, inputs)
     queries, logits = finetune_parts(retriever, reader, params, inputs)
     blocks = np.asarray(inputs.block_embeddings, np.float64)
     (one, read), (other, unread) = twin_of_finetune(
@@ -266,8 +247,8 @@ def test_finetune_loss_equals_its_twin(corpus, marginalization):
         "answer_read": 0.5,
         "padding_share": padding_in(inputs.questions.question_ids, inputs.joined_ids),
     }
-    assert means_lib.compute(means) == pytest.approx(expected, rel=1e-4)
-    assert float(value) == pytest.approx(expected["loss"], rel=1e-4)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert value == pytest.approx(expected["loss"], rel=1e-4)
 
 
 def test_a_question_without_any_document_gives_no_nan(corpus):
@@ -275,6 +256,7 @@ def test_a_question_without_any_document_gives_no_nan(corpus):
     inputs = finetune_inputs(corpus).replace(
         block_valid=np.zeros((2, 3), bool), block_has_answer=np.zeros((2, 3), bool)
     )
-    loss = FinetuneLoss(retriever, reader)
-    assert float(jax.jit(loss)(params, inputs, KEY)[0]) == 0.0
-    assert set(gradient_of(loss, params, inputs).values()) == {0.0}
+    loss = jax.value_and_grad(FinetuneLoss(retriever, reader), has_aux=True)
+    (value, _), gradient = jax.jit(loss)(params, inputs, KEY)
+    assert value == 0.0
+    assert not any(map(np.any, jax.tree.leaves(gradient)))

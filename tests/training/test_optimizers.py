@@ -15,31 +15,27 @@ from realm_jax.training.optimizers import (
     stop_gradient,
 )
 from tests.refused import refused
+from tests.tiny_world import assert_close, assert_same_bits
 
 CONFIG = OptimizerConfig(learning_rate=0.1, warmup_steps=2, total_steps=10)
 
 
-def make_params():
-    return {
-        "retriever": {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}},
-        "reader": {"norm": {"scale": jnp.ones(2)}},
-    }
-
-
 def test_schedule_rises_and_falls_linearly():
     # Of the ten updates two are the warmup; it is a share of them unless it is given.
-    for share in (
-        CONFIG,
-        OptimizerConfig(0.1, total_steps=10, warmup_fraction=0.2),
-        OptimizerConfig(0.1, 2, 10, warmup_fraction=0.5),
-    ):
-        schedule = learning_rate_schedule(share)
+    given = OptimizerConfig(0.1, 2, 10, warmup_fraction=0.5)
+    share = OptimizerConfig(0.1, total_steps=10, warmup_fraction=0.2)
+    for config in (CONFIG, given, share):
+        schedule = learning_rate_schedule(config)
         got = [float(schedule(step)) for step in (0, 1, 2, 6, 10)]
         np.testing.assert_allclose(got, [0, 0.05, 0.1, 0.05, 0.0], atol=1e-7)
     assert OptimizerConfig(total_steps=7).warmup == 0
 
 
 def test_each_frozen_path_is_that_of_parameters():
+    params = {
+        "retriever": {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}},
+        "reader": {"norm": {"scale": jnp.ones(2)}},
+    }
     for path, closest in {
         "retriever/dens": "retriever/dense, retriever/dense/",
         "retriever/": "retriever, ",
@@ -50,9 +46,9 @@ def test_each_frozen_path_is_that_of_parameters():
         frozen = ("reader/norm", path)
         said = f"at or below '{path}'.*closest are {closest}"
         with refused(said):
-            make_optimizer(CONFIG, frozen=frozen).init(make_params())
+            make_optimizer(CONFIG, frozen=frozen).init(params)
         with refused(said):
-            stop_gradient(make_params(), frozen)
+            stop_gradient(params, frozen)
 
 
 RNG = np.random.default_rng(0)
@@ -126,9 +122,8 @@ def test_clip_and_rate_of_each_model_equal_a_slow_adam(
     settings = {"epsilon": 0.1, "clip": clip, "retriever_rate": retriever_rate}
     config = OptimizerConfig(0.1, 1, 10, **settings)
     found, _ = run_optimizer(make_optimizer(config, frozen))
-    want = slow_adam(config, groups, frozen)
-    for name, value in flax.traverse_util.flatten_dict(found, sep="/").items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5)
+    want = tree(slow_adam(config, groups, frozen))
+    assert_close(found, want, rtol=1e-4, atol=1e-5)
 
 
 def test_by_default_both_models_are_clipped_together_to_the_bit():
@@ -142,8 +137,7 @@ def test_by_default_both_models_are_clipped_together_to_the_bit():
         ),
     )
     found, want = (run_optimizer(one) for one in (make_optimizer(CONFIG), plain))
-    assert jax.tree.structure(found) == jax.tree.structure(want)
-    jax.tree.map(np.testing.assert_array_equal, found, want)
+    assert_same_bits(found, want)
 
 
 def test_a_state_fits_whatever_clip_and_rate_are():

@@ -59,9 +59,7 @@ def test_blocking_refreshes_on_time_and_says_so(uninterrupted):
     assert SnapshotSeries(store, INDEX_SERIES).steps() == [3, 6]
 
 
-def test_killed_between_steps_and_resumed_it_is_the_same_run(
-    world, uninterrupted, tmp_path
-):
+def test_killed_and_resumed_it_is_the_same_run(world, uninterrupted, tmp_path):
     # Behind a checkpoint (4) and behind an index (6) that comes after it.
     kill_run(pretrain, config_of(world, tmp_path), 7)
     assert finished_steps(open_store(tmp_path)) == [4]
@@ -136,9 +134,7 @@ def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path):
     assert not all(same)
 
 
-def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(
-    world, stopped, tmp_path
-):
+def test_a_damaged_index_is_refused_by_name(world, stopped, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(stopped, folder)
     (shard, *_) = (folder / "index/data").glob("*3-*/embeddings/c/*/*")
@@ -152,9 +148,7 @@ def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(
     assert_same_bits(states_of(folder), before)
 
 
-def test_async_takes_up_what_a_builder_beside_it_makes(
-    world, corpus, tmp_path, monkeypatch
-):
+def test_async_takes_what_a_builder_makes(world, corpus, tmp_path, monkeypatch):
     store = open_store(tmp_path)
     indexes = SnapshotSeries(store, INDEX_SERIES)
     followers = []
@@ -169,9 +163,7 @@ def test_async_takes_up_what_a_builder_beside_it_makes(
         if step == 5 and values["index_step"] < 3:
             wait_until(followers[0].ready)
 
-    config = config_of(
-        world, tmp_path, refresh_mode="async", embed=EMBED, wait_seconds=PATIENCE
-    )
+    config = config_of(world, tmp_path, refresh_mode="async", wait_seconds=PATIENCE)
     config_of_builder = BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.05)
     builder = IndexBuilder(store, corpus, config_of_builder)
     thread = threading.Thread(target=builder.run, args=(NEVER,), daemon=True)
@@ -196,9 +188,7 @@ def test_async_takes_up_what_a_builder_beside_it_makes(
     assert read_heartbeat(store, TRAINER_ROLE).extra["index_step"] == used[-1]
 
 
-def test_async_without_a_builder_gives_up_in_one_line_and_may_be_tried_again(
-    world, tmp_path, capsys
-):
+def test_async_without_a_builder_gives_up_in_one_line(world, tmp_path, capsys):
     config = config_of(world, tmp_path, refresh_mode="async", wait_seconds=0.1)
     # 75 is the code of sysexits.h for a failure that may pass.
     assert guard(lambda stop: pretrain.run(config, silent, stop)) == 75

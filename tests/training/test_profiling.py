@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import pathlib
 
 import jax
 import pytest
@@ -13,8 +12,9 @@ from realm_jax.training import profiling, warm_start
 from realm_jax.training.loop import train_loop
 from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import NEVER, silent
+from tests.tiny_world import NEVER
 from tests.training.conftest import quick_loss
+from tests.training.runs import run_to_end
 
 pytestmark = pytest.mark.full
 
@@ -51,9 +51,7 @@ def steps_in(data):
     ("first", "total", "profiled"),
     [(100, 140, range(111, 121)), (0, 15, range(6, 16)), (7, 8, range(8, 9))],
 )
-def test_ten_steps_are_profiled_or_the_last_there_are(
-    world, tmp_path, first, total, profiled
-):
+def test_ten_steps_are_profiled_or_the_last(world, tmp_path, first, total, profiled):
     (name,) = run(world, tmp_path, total, first=first)
     folder = f"profile/plugins/profile/warm_start-step-{profiled[0]}"
     assert name.startswith(f"{folder}/0-")
@@ -91,8 +89,7 @@ def test_one_that_fails_leaves_no_profiler_behind(world, tmp_path):
 
 def test_a_stage_is_profiled_when_asked_to(world, tmp_path, caplog):
     caplog.set_level(logging.INFO, profiling.LOG.name)
-    config = tiny_world.warm_start_config(world, tmp_path, profile=True)
-    assert warm_start.run(config, silent, NEVER)
+    run_to_end(warm_start, world, tmp_path, profile=True)
     (path,) = tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")
     assert path.parent.name == "warm_start-step-2"
     assert steps_in(path.read_bytes()) == [2, 3]
@@ -100,6 +97,5 @@ def test_a_stage_is_profiled_when_asked_to(world, tmp_path, caplog):
     assert said.count(str(tmp_path / "profile")) == 2
     assert "steps 2 to 3" in said
     # A run that is done is not profiled, and does not fail.
-    assert warm_start.run(config, silent, NEVER)
+    run_to_end(warm_start, world, tmp_path, profile=True)
     assert len(caplog.messages) == 1
-    assert pathlib.Path(tmp_path, "metrics.jsonl").exists()

@@ -12,7 +12,6 @@ from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import warm_start
-from realm_jax.training.initialization import initial_params
 from realm_jax.training.projection import (
     SHRINKAGES,
     Projection,
@@ -24,6 +23,7 @@ from realm_jax.training.projection import (
 from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
+from tests.training.runs import drawn_params, run_to_end, towers_of
 from tests.training.test_initialization import save_published
 
 EMBED = EmbedConfig(document_length=24, batch_size=8)
@@ -154,20 +154,14 @@ def test_embeddings_keep_the_most_variance(corpus, config):
     )
 
 
-def test_the_encoder_needs_as_many_features(corpus, config):
+def test_too_many_features_or_too_few_blocks_are_refused(corpus, config):
     wide = dataclasses.replace(config, projection_size=17)
     with refused("at most 16, the encoder's features"):
         fit_projection({}, wide, corpus, EMBED, Projection.PCA, QUERY_LENGTH)
-
-
-def published(folder, vocab_size):
-    """A folder with the weights of an encoder, as MiniLM comes; and the encoder."""
-    config = tiny_world.models().retriever_config(vocab_size)
-    models = Retriever(config), KnowledgeEncoder(config.bert)
-    params, _ = initial_params(*models, tiny_world.LENGTHS, seed=5)
-    folder.mkdir()
-    save_published(folder, params, config)
-    return params["reader"]["bert"]
+    # Discriminants are judged by other blocks.
+    one = types.SimpleNamespace(num_blocks=1)
+    with refused("at least 2 blocks"):
+        fit_projection({}, config, one, EMBED, Projection.LDA, QUERY_LENGTH)
 
 
 def started(world, folder, **changes):
@@ -177,32 +171,25 @@ def started(world, folder, **changes):
     return stage.state.params["retriever"]
 
 
-def test_discriminants_need_blocks_to_judge_them_by(config):
-    one = types.SimpleNamespace(num_blocks=1)
-    with refused("at least 2 blocks"):
-        fit_projection({}, config, one, EMBED, Projection.LDA, QUERY_LENGTH)
-
-
 @pytest.mark.parametrize("kind", ["pca", "lda"])
 def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
     kind, world, corpus, tmp_path
 ):
-    weights = tmp_path / "weights"
-    encoder = published(weights, corpus.vocabulary.size)
+    weights, published = tmp_path / "weights", drawn_params(corpus)
+    weights.mkdir()
+    save_published(weights, published, towers_of(corpus))
     from_weights = {"warm_start": str(weights), "train_steps": 0}
     drawn = started(world, tmp_path / "drawn", **from_weights)
     fitted = started(world, tmp_path / "fitted", projection=kind, **from_weights)
     for tower in ("query_tower", "document_tower"):
-        tiny_world.assert_same_bits(fitted[tower]["bert"], encoder)
+        tiny_world.assert_same_bits(fitted[tower]["bert"], published["reader"]["bert"])
         kernel = np.asarray(fitted[tower]["projection"]["kernel"])
         assert np.trace(kernel.T @ kernel) == pytest.approx(8, rel=1e-5)
         if kind == "pca":
             np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)
         assert (kernel != drawn[tower]["projection"]["kernel"]).any()
-    first = tiny_world.warm_start_config(
-        world, tmp_path / "first", pairs_task="", projection=kind, **from_weights
-    )
-    assert warm_start.run(first, tiny_world.silent, tiny_world.NEVER)
+    changes = {"pairs_task": "", "projection": kind}
+    first = run_to_end(warm_start, world, tmp_path / "first", **changes, **from_weights)
     later = started(
         world, tmp_path / "later", projection=kind, warm_start=first.model_dir
     )

@@ -17,8 +17,9 @@ from realm_jax.types import PretrainBatch
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 QUERY, JOINED = 9, 13
-# The joined length; and no wordpiece continues a word.
-REST = JOINED, np.zeros(100, bool)
+CONTINUES = 30
+# The joined length; and the one wordpiece that continues a word.
+REST = JOINED, np.arange(100) == CONTINUES
 
 
 def test_kinds_are_drawn_in_their_shares():
@@ -48,10 +49,9 @@ class Bodies:
     def body_ids(self, block_ids, length):
         array = np.zeros((*block_ids.shape, length), np.int32)
         for place in np.ndindex(block_ids.shape):
-            body = (
-                self.bodies[block_ids[place]][:length] if block_ids[place] >= 0 else []
-            )
-            array[place][: len(body)] = body
+            if (block := block_ids[place]) >= 0:
+                body = self.bodies[block][:length]
+                array[place][: len(body)] = body
         return array
 
 
@@ -115,28 +115,21 @@ def test_retrieved_documents_equal_those_of_a_loop(
     assert (int(block[0]), bool(found[0])) == expected
 
 
-def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
-    sentence = [10, 11, 12, 13, 14]
-    together = masked(sentence, [3, 0, 1], source=-1)
-    bodies = [[10, 11, 20], [13, 20, 21]]
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), together, *REST)
-    assert (block[0], found[0]) == (1, True)
-
-
-def test_without_a_scored_mask_nothing_is_an_answer():
-    batch = masked([10, 11], [], source=-1)
-    block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, *REST)
-    assert (block[0], found[0]) == (0, False)
-
-
-def test_an_answer_that_is_the_beginning_of_a_word_is_none():
-    continues_word = np.arange(100) == 30
-    bodies = [[20, 11, 12, 30], [20, 11, 12]]
-    batch = masked([10, 11, 12, 13], range(1, 3), source=-1)
-    block, found = choose_retrieved(
-        Bodies(bodies), np.array([[0, 1]]), batch, JOINED, continues_word
-    )
-    assert (block[0], found[0]) == (1, True)
+@pytest.mark.parametrize(
+    ("sentence", "span", "bodies", "expected"),
+    [
+        # Of spans that are masked together the drawn one, which is first.
+        ([10, 11, 12, 13, 14], [3, 0, 1], [[10, 11, 20], [13, 20, 21]], (1, True)),
+        # Without a scored mask nothing is an answer.
+        ([10, 11], [], [[20], [21]], (0, False)),
+        # Nor is the beginning of a word.
+        ([10, 11, 12, 13], [1, 2], [[20, 11, 12, CONTINUES], [20, 11, 12]], (1, True)),
+    ],
+)
+def test_what_is_an_answer(sentence, span, bodies, expected):
+    batch = masked(sentence, span, source=-1)
+    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), batch, *REST)
+    assert (block[0], found[0]) == expected
 
 
 @hypothesis.given(
@@ -193,8 +186,10 @@ def batch():
     return PretrainBatch(queries, zeros, zeros, weights, zeros[:, 0])
 
 
-def draw(batch, joined, step=0, seed=1, rows=None):
-    rows = np.arange(len(joined)) if rows is None else rows
+EVERY_ROW = np.arange(8)
+
+
+def draw(batch, joined, step=0, seed=1, rows=EVERY_ROW):
     return draw_unmasked(batch, joined, VOCABULARY, seed=seed, step=step, rows=rows)
 
 
@@ -231,9 +226,6 @@ def test_a_process_draws_the_rows_it_holds_as_one_process_would(batch, joined):
     part = draw(held, joined[rows], step=3, rows=rows)
     for name in ("weights", "positions", "ids"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[rows])
-
-
-def test_another_step_or_seed_draws_others(batch, joined):
-    first = draw(batch, joined, step=3, seed=1)
+    # And others in another step, or with another seed.
     for step, seed in ((4, 1), (3, 2)):
-        assert (draw(batch, joined, step, seed).ids != first.ids).any()
+        assert (draw(batch, joined, step, seed).ids != whole.ids).any()

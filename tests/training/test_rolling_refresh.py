@@ -24,8 +24,10 @@ from tests.training.runs import (
     drawn_params,
     embeddings_of,
     params_of,
+    run_to_end,
     state_of,
     stop_run,
+    towers_of,
 )
 
 pytestmark = pytest.mark.full
@@ -36,10 +38,9 @@ MESH = make_mesh(MeshConfig())
 @pytest.fixture(scope="module")
 def tower(corpus):
     """A search within the step, wordpieces, parameters, and their embeddings."""
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     params = drawn_params(corpus)["retriever"]
     layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
-    towers = Retriever(config), layout, MESH
+    towers = Retriever(towers_of(corpus)), layout, MESH
     tokens = place_tokens(corpus, layout, MESH)
     return towers, tokens, params, embeddings_of(params, corpus)
 
@@ -106,17 +107,16 @@ def config_of(world, folder, **changes):
     return tiny_world.pretrain_config(world, folder, **(settings | changes))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"write_back": True}, {"write_back": True, "refresh_mode": "blocking"}],
-    ids=str,
-)
-def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert pretrain.run(config_of(world, whole, **settings), silent, NEVER)
-    stop_run(pretrain, config_of(world, parted, **settings), 5)
-    assert pretrain.run(config_of(world, parted, **settings), silent, NEVER)
-    assert_same_bits(*(state_of(folder, 8, "index") for folder in (whole, parted)))
+@pytest.mark.parametrize("mode", ["rolling", "blocking"])
+def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, mode):
+    whole, parted = (
+        config_of(world, tmp_path / name, refresh_mode=mode, write_back=True)
+        for name in ("whole", "parted")
+    )
+    assert pretrain.run(whole, silent, NEVER)
+    stop_run(pretrain, parted, 5)
+    assert pretrain.run(parted, silent, NEVER)
+    assert_same_bits(*(state_of(c.model_dir, 8, "index") for c in (whole, parted)))
 
 
 def operations_of(line):
@@ -159,8 +159,8 @@ def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
     runs = {}
     for from_index in (False, True):
         folder = tmp_path / str(from_index)
-        config = config_of(world, folder, embeddings_from_index=from_index, **settings)
-        assert pretrain.run(config, silent, NEVER)
+        settings["embeddings_from_index"] = from_index
+        run_to_end(pretrain, world, folder, questions=world.questions, **settings)
         runs[from_index] = list(read_metrics(str(folder)))
     lines, lines_taken = runs[False], runs[True]
     moved = differing(params_of(uninterrupted), params_of(tmp_path / "True"))

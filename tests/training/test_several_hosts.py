@@ -13,7 +13,7 @@ from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import groups, tiny_world
 from tests.training.hosts_program import arguments, smooth
-from tests.training.runs import params_of, stop_run
+from tests.training.runs import params_of, run_to_end, stop_run
 
 pytestmark = pytest.mark.full
 
@@ -50,9 +50,7 @@ def alone(world, tmp_path_factory):
         folder = tmp_path_factory.mktemp("alone")
         settings = {"searcher": searcher, "batch_size": 8, "train_steps": steps}
         settings |= {"optimizer": smooth, "held_out_examples": 12}
-        settings["questions"] = world.questions
-        config = tiny_world.pretrain_config(world, folder, **settings)
-        assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
+        run_to_end(pretrain, world, folder, questions=world.questions, **settings)
         return folder
 
     return run
@@ -150,8 +148,7 @@ def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {**settings, "batch_size": 8}
     given = {"optimizer": smooth, **changes}
-    to_the_end = tiny_world.pretrain_config(world, whole, **given)
-    assert pretrain.run(to_the_end, tiny_world.silent, tiny_world.NEVER)
+    run_to_end(pretrain, world, whole, **given)
     stop_run(pretrain, tiny_world.pretrain_config(world, parts, **given), 4)
     assert finished_steps(open_store(parts)) == [4]
     train = arguments(world, parts, **changes)
@@ -167,8 +164,7 @@ def test_processes_renew_the_index_of_fine_tuning_as_one_does(world, tmp_path):
     changes = {"refresh_mode": "rolling", "refresh_period": 1, "num_embedded": 2}
     changes |= {"batch_size": 8, "train_steps": 4}
     given = {"questions": world.questions, "optimizer": smooth}
-    config = tiny_world.finetune_config(world, alone, **given, **changes)
-    assert finetune.run(config, tiny_world.silent, tiny_world.NEVER)
+    run_to_end(finetune, world, alone, **given, **changes)
     train = arguments(world, together, "finetune", **changes)
     with groups.started(train, num_processes=2, devices=2) as group:
         group.wait()

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from realm_jax.data.examples import write_examples
-from realm_jax.errors import BadInputError
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -20,12 +19,13 @@ from realm_jax.training import finetune, pretrain, recorded, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage, open_examples
+from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.records import as_earlier_version, change_details
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, NEVER, differing, poisoned, silent
 from tests.training.conftest import quick_loss
-from tests.training.runs import arrays_of, stop_run
+from tests.training.runs import CONFIGS, arrays_of, run_to_end, stop_run
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,7 @@ def done(world, tmp_path_factory):
     """Model directory of a warm start of three updates."""
     folder = tmp_path_factory.mktemp("done")
     with mock.patch.object(warm_start, "WarmStartLoss", quick_loss):
-        config = tiny_world.warm_start_config(world, folder)
-        assert warm_start.run(config, silent, NEVER)
+        run_to_end(warm_start, world, folder)
     return folder
 
 
@@ -42,16 +41,20 @@ def files_of(folder):
     return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
-def test_another_run_or_fewer_updates_are_refused_and_files_left_alone(
-    world, other_world, done
-):
+def test_another_run_or_fewer_updates_are_refused(world, other_world, done):
     before = files_of(done)
+    span_scorer = dataclasses.replace(tiny_world.models(), span_scorer=True)
     for changes, named in (
         ({"models": tiny_world.models(hidden=32)}, r"model\.bert\.hidden_size 32 "),
+        ({"models": span_scorer}, "a run with span_scorer "),
         ({"batch_size": 8}, "a run with batch_size "),
         ({"task": "asked"}, "a run with task "),
         ({"seed": 1}, "a run with seed "),
         ({"spans": "all"}, "a run with spans "),
+        ({"pairs_task": "asked"}, "a run with pairs_task "),
+        ({"reader_batch_size": 3}, "a run with reader_batch_size "),
+        ({"score_unmasked": True}, "a run with score_unmasked "),
+        ({"mixture": ReaderMixture(0.5, 0.5)}, "a run with mixture"),
         ({"corpus": other_world.corpus}, "a run with corpus_fingerprint "),
         ({"train_steps": 2}, r"TRAIN_STEPS of at least 3, .* got 2"),
     ):
@@ -92,18 +95,14 @@ def without_spans(folder):
     change_details(folder, spans=None)
 
 
-def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
-    world, tmp_path, quick_updates
-):
+def test_a_run_with_every_span_goes_on_with_every_span(world, tmp_path, quick_updates):
     quick_updates(warm_start, "WarmStartLoss")
     config = tiny_world.warm_start_config(world, tmp_path, spans="all")
     stop_run(warm_start, config, 2)
     without_spans(tmp_path)
-    drawn = tiny_world.warm_start_config(world, tmp_path)
-    with pytest.raises(BadInputError) as caught:
-        warm_start.run(drawn, silent, NEVER)
-    assert "with spans 'one_per_sentence'" in str(caught.value)
-    assert "begun with 'all'; use another MODEL_DIR" in str(caught.value)
+    said = "with spans 'one_per_sentence'.*begun with 'all'; use another MODEL_DIR"
+    with refused(said):
+        run_to_end(warm_start, world, tmp_path)
     assert warm_start.run(config, silent, NEVER)
     # Questions have no spans that a resumed run must keep.
     order = tiny_world.finetune_config(world, tmp_path).data_order()
@@ -111,7 +110,7 @@ def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
     assert "spans" not in order
 
 
-def test_a_batch_has_one_span_of_a_sentence_unless_all_are_asked_for(
+def test_a_batch_has_one_span_of_a_sentence_unless_asked_for_all(
     world, corpus, tmp_path
 ):
     ids = {"query_ids": np.arange(6), "sentence_id": np.array([4, 4, 4, 4, 4, 9])}
@@ -131,31 +130,28 @@ def test_a_batch_has_one_span_of_a_sentence_unless_all_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("make", "sources", "warned"),
+    ("stage", "sources", "warned"),
     [
-        (tiny_world.pretrain_config, {}, ["retriever", "reader"]),
-        (tiny_world.pretrain_config, {"reader_warm_start"}, ["retriever"]),
-        (tiny_world.warm_start_config, {"reader_warm_start"}, []),
+        (pretrain, [], ["retriever", "reader"]),
+        (pretrain, ["reader_warm_start"], ["retriever"]),
+        (warm_start, ["reader_warm_start"], []),
     ],
 )
 def test_random_models_are_warned_of_but_in_a_warm_start(
-    world, done, tmp_path, caplog, make, sources, warned
+    world, done, tmp_path, caplog, stage, sources, warned
 ):
-    config = make(world, tmp_path, **dict.fromkeys(sources, str(done)))
-    stage = Stage(config, KnowledgeEncoder)
-    stage.close()
-    messages = [record.getMessage() for record in caplog.records]
-    said = [line for line in messages if "from random parameters" in line]
+    config = CONFIGS[stage](world, tmp_path, **dict.fromkeys(sources, str(done)))
+    made = Stage(config, KnowledgeEncoder)
+    made.close()
+    said = [line for line in caplog.messages if "from random parameters" in line]
     assert [line.split()[1] for line in said] == warned
     before = restore_params(open_store(done)).tree
     for model in ("retriever", "reader"):
-        has_source = bool({"warm_start", f"{model}_warm_start"} & set(sources))
-        assert has_source != bool(differing(stage.state.params[model], before[model]))
+        has_source = f"{model}_warm_start" in sources
+        assert has_source != bool(differing(made.state.params[model], before[model]))
 
 
-def test_unknown_examples_and_those_of_another_corpus_are_bad_input(
-    corpus, other_world
-):
+def test_unknown_examples_or_those_of_another_corpus_are_refused(corpus, other_world):
     for task in ("nothing", ""):
         with refused("realm prepare"):
             open_examples(corpus, task, "train")
@@ -167,27 +163,17 @@ def test_unknown_examples_and_those_of_another_corpus_are_bad_input(
         open_examples(corpus, "foreign", "train")
 
 
-@pytest.mark.parametrize(
-    ("stage", "make"),
-    [
-        (warm_start, tiny_world.warm_start_config),
-        (pretrain, tiny_world.pretrain_config),
-    ],
-)
-def test_sentences_that_were_prepared_longer_than_a_query_are_refused(
-    world, tmp_path, stage, make
-):
+@pytest.mark.parametrize("stage", [warm_start, pretrain])
+def test_sentences_longer_than_a_query_are_refused(world, tmp_path, stage):
     lengths = dataclasses.replace(LENGTHS, query=LENGTHS.query - 1)
     models = dataclasses.replace(tiny_world.models(), lengths=lengths)
     with refused("QUERY_LENGTH of at least 10, .*/examples/.*, got 9; raise it"):
-        stage.run(make(world, tmp_path, models=models), silent, NEVER)
+        run_to_end(stage, world, tmp_path, models=models)
     assert not (tmp_path / "index").exists()
 
 
-def test_a_batch_that_cannot_be_split_is_refused_by_its_macro_before_all_else(
-    world, tmp_path
-):
-    batches = {"batch_size": 4, "reader_batch_size": 3, "microbatches": 2}
+def test_a_batch_that_cannot_be_split_is_refused_before_all_else(world, tmp_path):
+    batches = {"reader_batch_size": 3, "microbatches": 2}
     config = tiny_world.warm_start_config(world, tmp_path, **batches)
     with refused(r"expected READER_BATCH_SIZE that .* 2 \(MICROBATCHES\) .*, got 3;"):
         warm_start.run(config, silent, NEVER)
@@ -195,22 +181,13 @@ def test_a_batch_that_cannot_be_split_is_refused_by_its_macro_before_all_else(
     # The batch of a model that is not trained is not made.
     reader_alone = {"pairs_task": "", "batch_size": 3, "reader_batch_size": 4}
     for changes in ({"task": ""}, reader_alone):
-        changed = dataclasses.replace(config, **changes)
-        Stage(changed, KnowledgeEncoder).close()
+        Stage(dataclasses.replace(config, **changes), KnowledgeEncoder).close()
 
 
-@pytest.mark.parametrize(
-    ("stage", "make"),
-    [
-        (pretrain, tiny_world.pretrain_config),
-        (finetune, tiny_world.finetune_config),
-    ],
-)
-def test_a_run_without_updates_is_refused_where_it_would_save_nothing(
-    world, tmp_path, stage, make
-):
+@pytest.mark.parametrize("stage", [pretrain, finetune])
+def test_a_run_that_would_save_nothing_is_refused(world, tmp_path, stage):
     with refused(r"train_steps to be a whole number of at least 1, got 0"):
-        stage.run(make(world, tmp_path, train_steps=0), silent, NEVER)
+        run_to_end(stage, world, tmp_path, train_steps=0)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -233,9 +210,7 @@ def check_skipping(stage, config):
     assert all(np.isfinite(array).all() for array in arrays_of(config.model_dir))
 
 
-def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
-    world, tmp_path, quick_updates
-):
+def test_skipped_updates_count_over_all_starts_of_a_run(world, tmp_path, quick_updates):
     quick_updates(warm_start, "WarmStartLoss")
     config = tiny_world.warm_start_config(
         world, tmp_path, train_steps=8, checkpoint_period=4
@@ -252,17 +227,10 @@ def test_updates_of_realm_may_be_skipped_too(world, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("run", "config_of"),
-    [
-        (warm_start.run, tiny_world.warm_start_config),
-        (finetune.run, tiny_world.finetune_config),
-    ],
-)
-def test_the_other_stages_keep_no_nan_either(world, tmp_path, run, config_of):
-    config = config_of(world, tmp_path, checkpoint_period=1, log_period=100)
+@pytest.mark.parametrize("stage", [warm_start, finetune])
+def test_the_other_stages_keep_no_nan_either(world, tmp_path, stage):
     with poisoned(3), refused("at update 3;"):
-        run(config, silent, NEVER)
+        run_to_end(stage, world, tmp_path, checkpoint_period=1, log_period=100)
     assert finished_steps(open_store(tmp_path)) == [1, 2]
     assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
 
@@ -274,7 +242,6 @@ def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, monke
         return jax.tree.map(lambda leaf: leaf * np.nan, params)
 
     monkeypatch.setattr(stage, "starting_params", damaged)
-    config = tiny_world.pretrain_config(world, tmp_path)
     with refused(r"after 0 updates, got NaN .*params/"):
-        pretrain.run(config, silent, NEVER)
+        run_to_end(pretrain, world, tmp_path)
     assert SnapshotSeries(open_store(tmp_path), RETRIEVER_SERIES).steps() == []

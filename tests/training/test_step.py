@@ -23,15 +23,16 @@ def noisy_quadratic(params, inputs, key):
     }
 
 
-def start():
-    return create_state({"w": jnp.asarray([3.0, -1.0])}, optax.sgd(0.1), seed=7)
+SGD = optax.sgd(0.1)
+
+
+def start(optimizer=SGD, seed=7):
+    return create_state({"w": jnp.asarray([3.0, -1.0])}, optimizer, seed)
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_steps_equal_gradient_descent_written_out(separate):
-    step = make_step(
-        noisy_quadratic, optax.sgd(0.1), separate_gradient_and_update=separate
-    )
+    step = make_step(noisy_quadratic, SGD, separate_gradient_and_update=separate)
     state = first = start()
     w, x = np.array([3.0, -1.0]), np.array([1.0, 1.0])
     for done in range(3):
@@ -56,8 +57,7 @@ def test_the_norms_of_each_model_are_its_own():
         return 0.5 * squares, {}
 
     # The gradient is the parameters: norms 5 and 12, and 13 of both.
-    state = create_state(params, optax.sgd(0.1), seed=0)
-    _, found = make_step(half_square, optax.sgd(0.1))(state, jnp.zeros(()))
+    _, found = make_step(half_square, SGD)(create_state(params, SGD, 0), jnp.zeros(()))
     norms = {"": 13.0, "_retriever": 5.0, "_reader": 12.0}
     expected = {f"gradient_norm{model}": norm for model, norm in norms.items()}
     expected |= {f"update_norm{model}": 0.1 * norm for model, norm in norms.items()}
@@ -95,14 +95,15 @@ def test_what_is_frozen_costs_no_gradient():
 
 
 def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
-    step = make_step(noisy_quadratic, optax.sgd(0.1))
+    step = make_step(noisy_quadratic, SGD)
     state, draws, saved = start(), [], None
     for done in range(3):
         if done == 1:
             saved = jax.tree.map(np.array, state)
         state, found = step(state, jnp.zeros(2))
         draws.append(means_lib.compute(found)["draw"])
-    assert len(set(draws)) == 3
+    _, of_other_seed = step(start(seed=8), jnp.zeros(2))
+    assert len({*draws, means_lib.compute(of_other_seed)["draw"]}) == 4
     resumed, found = step(jax.tree.map(jnp.asarray, saved), jnp.zeros(2))
     assert means_lib.compute(found)["draw"] == draws[1]
     np.testing.assert_array_equal(resumed.key, state.key)
@@ -110,16 +111,12 @@ def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
 
 def test_a_step_that_is_skipped_changes_the_step_alone():
     optimizer = optax.adam(0.1)
-    step = make_step(
-        noisy_quadratic,
-        optimizer,
-        skip_nonfinite=True,
-        separate_gradient_and_update=True,
-    )
-    state = create_state({"w": jnp.asarray([3.0, -1.0])}, optimizer, seed=7)
-    state, found = step(state, jnp.ones(2))
-    assert means_lib.compute(found)["skipped_updates"] == 0.0
-    assert means_lib.compute(found)["loss"] == pytest.approx(0.5 * (2.0**2 + 2.0**2))
+    options = {"separate_gradient_and_update": True, "skip_nonfinite": True}
+    step = make_step(noisy_quadratic, optimizer, (), **options)
+    state, found = step(start(optimizer), jnp.ones(2))
+    found = means_lib.compute(found)
+    assert found["skipped_updates"] == 0.0
+    assert found["loss"] == pytest.approx(0.5 * (2.0**2 + 2.0**2))
     before = jax.tree.map(np.array, (state.params, state.optimizer_state))
     for done, bad in ((2, np.nan), (3, np.inf)):
         state, found = step(state, jnp.asarray([bad, 1.0]))
@@ -129,39 +126,24 @@ def test_a_step_that_is_skipped_changes_the_step_alone():
         assert means_lib.compute(found) == {"skipped_updates": 1.0}
 
 
-def make_params():
-    return {
+def test_moments_lie_where_their_parameters_lie():
+    params = {
         "retriever": {"dense": {"kernel": jnp.ones((2, 4)), "bias": jnp.ones(4)}},
         "reader": {"norm": {"scale": jnp.ones(3)}},
     }
-
-
-def test_a_state_starts_at_nothing_done_and_with_a_key_of_its_seed():
-    optimizer = make_optimizer(OptimizerConfig())
-    states = [create_state(make_params(), optimizer, seed) for seed in (0, 0, 1)]
-    assert [int(state.step) for state in states] == [0, 0, 0]
-    same, again, other = (np.asarray(state.key) for state in states)
-    np.testing.assert_array_equal(same, again)
-    assert (same != other).any()
-
-
-def test_moments_lie_where_their_parameters_lie():
     config = OptimizerConfig(clip="per_model", retriever_rate=0.1)
-    params = make_params()
     optimizer = make_optimizer(config, frozen=("reader",))
     mesh = make_mesh(MeshConfig())
+
     # One device holds everything; the shardings differ nevertheless.
-    spec = {
-        "retriever": {
-            "dense": {"kernel": PartitionSpec("fsdp", "model"), "bias": PartitionSpec()}
-        },
-        "reader": {"norm": {"scale": PartitionSpec("model")}},
+    def sharding(*spec):
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    dense = {"kernel": sharding("fsdp", "model"), "bias": sharding()}
+    shardings = {
+        "retriever": {"dense": dense},
+        "reader": {"norm": {"scale": sharding("model")}},
     }
-    shardings = jax.tree.map(
-        lambda part: NamedSharding(mesh, part),
-        spec,
-        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-    )
     state = create_state(params, optimizer, 0)
     placed = place_state(state, shardings, mesh)
     jax.tree.map(np.testing.assert_array_equal, placed, state)

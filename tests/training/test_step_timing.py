@@ -19,8 +19,7 @@ from realm_jax.training.stage import Stage
 from realm_jax.training.state import create_state
 from realm_jax.training.step import FunctionLoss
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
-from tests import tiny_world
-from tests.tiny_world import NEVER, silent
+from tests.training.runs import run_to_end
 from tests.waiting import Clock
 
 # What happens: seconds pass, or a part with things that happen within it.
@@ -100,9 +99,8 @@ def test_speed_is_work_over_wall_time():
     # Forward once and backward twice; a v4 does 275 TFLOP/s (Google's figure).
     operations = 3 * 2 * 16 * 32 * 8
     assert line["model_tflops_per_second"] == pytest.approx(2.0 * operations / 1e12)
-    assert line["model_flops_utilization"] == pytest.approx(
-        2.0 * operations / (4 * 275e12)
-    )
+    utilization = 2.0 * operations / (4 * 275e12)
+    assert line["model_flops_utilization"] == pytest.approx(utilization)
     # Nobody knows the peak of this one.
     line = accounts("cpu")
     assert "model_flops_utilization" not in line
@@ -117,23 +115,12 @@ def test_operations_are_counted_once_for_a_loss_and_its_shapes():
         traced.append(inputs.shape)
         return product(params, inputs, key)
 
-    def line(accounting):
-        return accounting.line(1)["model_tflops_per_second"]
-
     for batch in (2, 2, 4):
         accounting = Accounting(Stopwatch(), loss, batch, devices("cpu", 1))
         accounting.see(state_of(3, 5), np.zeros((batch, 3), np.float32))
-        assert line(accounting) > 0
-        assert line(accounting) > 0
+        for _ in range(2):
+            assert accounting.line(1)["model_tflops_per_second"] > 0
     assert traced == [(2, 3), (4, 3)]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The clock of every run of the test."""
-    clock = Clock()
-    monkeypatch.setattr(stage, "Stopwatch", lambda: Stopwatch(clock.monotonic))
-    return clock
 
 
 def slowed(monkeypatch, clock, owner, name, seconds):
@@ -147,7 +134,9 @@ def slowed(monkeypatch, clock, owner, name, seconds):
 
 
 @pytest.mark.full
-def test_what_is_slow_shows_in_its_part(world, tmp_path, monkeypatch, clock):
+def test_what_is_slow_shows_in_its_part(world, tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(stage, "Stopwatch", lambda: Stopwatch(clock.monotonic))
     for owner, name, seconds in (
         (ScannSearcher, "search", 1),
         (Stage, "batch", 2),
@@ -155,10 +144,8 @@ def test_what_is_slow_shows_in_its_part(world, tmp_path, monkeypatch, clock):
         (IndexClient, "build", 8),
     ):
         slowed(monkeypatch, clock, owner, name, seconds)
-    config = tiny_world.pretrain_config(
-        world, tmp_path, searcher="scann", search_ahead=False, train_steps=6
-    )
-    assert pretrain.run(config, silent, NEVER)
+    changes = {"searcher": "scann", "search_ahead": False, "train_steps": 6}
+    run_to_end(pretrain, world, tmp_path, **changes)
     lines = list(read_metrics(str(tmp_path)))
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line in lines:

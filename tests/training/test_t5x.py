@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.index.candidates import pretrain_candidates
-from realm_jax.training import finetune
+from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer, stop_gradient
 from realm_jax.training.pretrain_loss import PretrainInputs
 from realm_jax.training.state import create_state
@@ -17,7 +17,7 @@ from realm_jax.training.warm_start_loss import WarmStartInputs
 from realm_jax.types import InverseClozeBatch, Neighbours, PretrainBatch
 from tests import tiny_world
 from tests.refused import refused
-from tests.training.runs import inputs_of
+from tests.training.runs import CONFIGS, inputs_of
 
 pytest.importorskip("t5x.trainer", reason="T5X is not on the path, see docs/t5x.md")
 from t5x import partitioning
@@ -46,21 +46,14 @@ def sentences(run):
     return PretrainInputs(batch, candidates)
 
 
-CONFIGS = {
-    "ict": tiny_world.warm_start_config,
-    "pretrain": tiny_world.pretrain_config,
-    "finetune": tiny_world.finetune_config,
-}
-
-
 def optimizer(total_steps):
     """A large epsilon: Adam would make a step of the rounding of a zero gradient."""
     return OptimizerConfig(1e-2, 0, 100, epsilon=1.0)
 
 
 def config_of(stage, world, folder):
-    only_pairs = {"task": ""} if stage == "ict" else {}
-    return CONFIGS[stage](world, folder / stage, optimizer=optimizer, **only_pairs)
+    only_pairs = {"task": ""} if stage is warm_start else {}
+    return CONFIGS[stage](world, folder, optimizer=optimizer, **only_pairs)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -68,9 +61,9 @@ def run_and_inputs(request, world, tmp_path, monkeypatch):
     """A stage for T5X, and inputs of an update."""
     config = config_of(request.param, world, tmp_path)
     run = t5x.T5XStage(config)
-    if request.param == "finetune":
+    if request.param is finetune:
         return run, inputs_of(monkeypatch, finetune, config)[0]
-    return run, {"ict": pairs, "pretrain": sentences}[request.param](run)
+    return run, {warm_start: pairs, pretrain: sentences}[request.param](run)
 
 
 def started(model):
@@ -138,32 +131,28 @@ def assert_close(left, right):
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "named"),
+    ("stage", "changes", "named"),
     [
-        (tiny_world.warm_start_config, {}, "PAIRS_TASK='pairs' with TASK='stated'"),
-        (
-            tiny_world.warm_start_config,
-            {"task": "", "bm25_weight": 0.5},
-            "BM25_WEIGHT=0.5",
-        ),
-        (tiny_world.pretrain_config, {"write_back": True}, "write_back"),
-        (tiny_world.pretrain_config, {"refresh_mode": "rolling"}, "'rolling'"),
+        (warm_start, {}, "PAIRS_TASK='pairs' with TASK='stated'"),
+        (warm_start, {"task": "", "bm25_weight": 0.5}, "BM25_WEIGHT=0.5"),
+        (pretrain, {"write_back": True}, "write_back"),
+        (pretrain, {"refresh_mode": "rolling"}, "'rolling'"),
     ],
 )
-def test_what_needs_our_own_trainer_is_refused(world, tmp_path, make, changes, named):
+def test_what_needs_our_own_trainer_is_refused(world, tmp_path, stage, changes, named):
     with refused(named):
-        t5x.T5XStage(make(world, tmp_path, **changes))
+        t5x.T5XStage(CONFIGS[stage](world, tmp_path, **changes))
 
 
 def test_another_batch_size_is_refused(world, tmp_path):
-    run = t5x.T5XStage(config_of("ict", world, tmp_path))
+    run = t5x.T5XStage(config_of(warm_start, world, tmp_path))
     with refused(r"BATCH_SIZE \(4\), got 8"):
         t5x.get_dataset(SimpleNamespace(batch_size=8), 0, 1, None, run=run)
 
 
 def test_processes_share_a_batch(world, tmp_path):
     """The parts of two processes are what one would make."""
-    config = config_of("ict", world, tmp_path)
+    config = config_of(warm_start, world, tmp_path)
     parts = []
     for index, count in ((0, 1), (0, 2), (1, 2)):
         run = t5x.T5XStage(config)

@@ -1,7 +1,6 @@
 """Stock `t5x.train` runs every stage on eight devices; skipped without T5X."""
 
 import importlib.util
-import os
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -86,10 +85,8 @@ def scalars(folder, name):
 
 @pytest.fixture
 def eight_devices(monkeypatch):
-    flags = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    )
-    monkeypatch.setenv("XLA_FLAGS", flags)
+    eight = "--xla_force_host_platform_device_count=8"
+    monkeypatch.setenv("XLA_FLAGS", eight, prepend=" ")
 
 
 @pytest.mark.usefixtures("eight_devices")
@@ -126,10 +123,7 @@ def test_the_stages_run_and_answer(tmp_path):
     finished(builder, "build-index")
     folder = tmp_path / "pretrain"
     ages = scalars(folder, "index_age_steps")
-    assert {step: ages[step] for step in (20, 25, 40, 45)} == {
-        **{20: 20, 40: 20},
-        **{25: 5, 45: 5},
-    }
+    assert [ages[step] for step in (20, 25, 40, 45)] == [20, 5, 20, 5]
     assert scalars(folder, "index_swaps")[50] == 2
     losses = scalars(folder, "loss")
     assert losses[50] < losses[5]
@@ -142,8 +136,7 @@ def test_the_stages_run_and_answer(tmp_path):
         realm_jax.load(str(tmp_path / "finetune"))
     assert t5x.make_model_directory(str(tmp_path / "finetune")) == 10
     model = realm_jax.load(str(tmp_path / "finetune"))
-    question = "Who ?"
-    answer = model.answer(question)
+    answer = model.answer("Who ?")
     assert answer.text in " ".join(document.text for document in answer.documents)
     assert world.corpus == str(model.corpus.directory)
 

@@ -11,12 +11,10 @@ import pytest
 from realm_jax.cli.main import main
 from realm_jax.data import store_files
 from realm_jax.training import finetune, pretrain, warm_start
-from tests import tiny_world
 from tests.flipped import flip
 from tests.refused import refused
-from tests.tiny_world import NEVER, silent
-
-GIN = pathlib.Path(__file__).parents[2] / "gin"
+from tests.tiny_run import GIN
+from tests.training.runs import run_to_end
 
 
 @pytest.fixture
@@ -29,31 +27,26 @@ def own_world(world, tmp_path):
 
 def test_a_stage_names_the_damaged_file(own_world, tmp_path):
     corpus = pathlib.Path(own_world.corpus)
-    for stage, make_config, task in (
-        (warm_start, tiny_world.warm_start_config, "pairs/train"),
-        (warm_start, tiny_world.warm_start_config, "stated/train"),
-        (pretrain, tiny_world.pretrain_config, "asked/train"),
-        (finetune, tiny_world.finetune_config, "questions/train"),
+    for stage, task in (
+        (warm_start, "pairs/train"),
+        (warm_start, "stated/train"),
+        (pretrain, "asked/train"),
+        (finetune, "questions/train"),
     ):
         example, *_ = (corpus / "examples" / task).glob("*.npy")
         for path in (corpus / "ids.npy", example):
-            sound = path.read_bytes()
             flip(path)
-            config = make_config(own_world, tmp_path / stage.__name__)
             with refused(rf"{path.name} is dam"):
-                stage.run(config, silent, NEVER)
-            path.write_bytes(sound)
+                run_to_end(stage, own_world, tmp_path / stage.__name__)
+            flip(path)
     assert not list(tmp_path.glob("*/checkpoints/*"))
 
 
 def test_a_user_may_save_the_time(own_world, tmp_path):
-    path = pathlib.Path(own_world.corpus, "hashes.npy")
-    flip(path)
-    config = tiny_world.warm_start_config(own_world, tmp_path / "run", train_steps=0)
+    flip(pathlib.Path(own_world.corpus, "hashes.npy"))
     with refused(r"hashes\.npy is damaged"):
-        warm_start.run(config, silent, NEVER)
-    unverified = dataclasses.replace(config, verify_files=False)
-    assert warm_start.run(unverified, silent, NEVER)
+        run_to_end(warm_start, own_world, tmp_path, train_steps=0)
+    run_to_end(warm_start, own_world, tmp_path, train_steps=0, verify_files=False)
 
 
 def realm(command, model_dir, corpus, *files, **macros):

@@ -22,7 +22,9 @@ from tests.training.runs import (
     index_of,
     inputs_of,
     params_of,
+    run_to_end,
     stop_run,
+    towers_of,
 )
 from tests.training.test_reader_documents import slowly
 
@@ -30,7 +32,7 @@ from tests.training.test_reader_documents import slowly
 @pytest.fixture(scope="module")
 def uninterrupted(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("warm_start")
-    assert warm_start.run(tiny_world.warm_start_config(world, folder), silent, NEVER)
+    run_to_end(warm_start, world, folder)
     return folder
 
 
@@ -75,9 +77,7 @@ def test_the_span_scorer_is_shown_every_masked_span(world, tmp_path, monkeypatch
             assert list(found) == wanted
 
 
-def test_unmasked_wordpieces_are_predicted_where_they_stand(
-    world, tmp_path, monkeypatch
-):
+def test_unmasked_wordpieces_are_predicted_in_place(world, tmp_path, monkeypatch):
     config = tiny_world.warm_start_config(
         world, tmp_path, score_unmasked=True, reader_batch_size=6
     )
@@ -100,14 +100,6 @@ def test_unmasked_wordpieces_are_predicted_where_they_stand(
     np.testing.assert_array_equal(without.reading.joined_ids, first.joined_ids)
 
 
-def test_another_order_of_examples_is_not_resumed(world, uninterrupted):
-    changes = {"reader_batch_size": 3, "score_unmasked": True, "pairs_task": "asked"}
-    for name, value in (changes | {"mixture": ReaderMixture(0.5, 0.5)}).items():
-        config = tiny_world.warm_start_config(world, uninterrupted, **{name: value})
-        with refused(name):
-            warm_start.run(config, silent, NEVER)
-
-
 # 20 of the 24 blocks of the tiny world.
 MIXTURE = ReaderMixture(own=0.3, null=0.2, retrieved=0.5)
 EVERY_BLOCK = ReaderMixture(own=0.3, null=0.2, retrieved=0.5, num_retrieved=24)
@@ -116,33 +108,30 @@ EVERY_BLOCK = ReaderMixture(own=0.3, null=0.2, retrieved=0.5, num_retrieved=24)
 def reader_config(world, folder, **changes):
     """The reader alone, with documents of every kind."""
     values = {"pairs_task": "", "mixture": MIXTURE, "embed": tiny_world.EMBED}
+    values["reader_batch_size"] = 8
     return tiny_world.warm_start_config(world, folder, **(values | changes))
 
 
 @pytest.fixture(scope="module")
 def reader_alone(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reader_alone")
-    config = reader_config(world, folder, reader_batch_size=8)
-    assert warm_start.run(config, silent, NEVER)
+    assert warm_start.run(reader_config(world, folder), silent, NEVER)
     return folder
 
 
-def test_a_reader_alone_leaves_the_retriever_to_the_last_bit(
-    world, reader_alone, corpus
-):
+def test_a_reader_alone_leaves_the_retriever_as_it_is(world, reader_alone, corpus):
     trained, drawn = params_of(reader_alone), drawn_params(corpus)
     assert_same_bits(trained["retriever"], drawn["retriever"])
     assert "reader/bert/token_embedding/embedding" in differing(drawn, trained)
     for line in read_metrics(str(reader_alone)):
         assert line["loss"] == line["reader_loss"]
         assert not {"retriever_loss", "in_batch_accuracy"} & line.keys()
-        kinds = [line.get(f"reader_loss_{kind}") for kind in ("own", "null")]
-        losses = [*filter(None, [*kinds, line.get("reader_loss_retrieved")])]
+        kinds = [f"reader_loss_{kind}" for kind in ("own", "null", "retrieved")]
+        losses = [line[kind] for kind in kinds if kind in line]
         assert min(losses) <= line["reader_loss"] <= max(losses)
         # Sentences, for there are no pairs.
-        assert line["examples_per_second"] == pytest.approx(
-            8 * line["steps_per_second"]
-        )
+        examples = 8 * line["steps_per_second"]
+        assert line["examples_per_second"] == pytest.approx(examples)
     lines = list(read_metrics(str(reader_alone)))
     retriever_alone = tiny_world.warm_start_config(world, "nowhere", task="")
     assert warm_start.frozen_parameters(retriever_alone) == ("reader",)
@@ -156,17 +145,14 @@ def test_no_update_puts_the_two_sources_into_one_checkpoint(
     given = {f"{model}_warm_start": str(source) for model, source in sources.items()}
     # As the run file has it: longer than the run.
     given["optimizer"] = functools.partial(OptimizerConfig, 1e-4, 10_000)
-    config = tiny_world.warm_start_config(world, tmp_path, train_steps=0, **given)
-    assert warm_start.run(config, silent, NEVER)
+    run_to_end(warm_start, world, tmp_path, train_steps=0, **given)
     together = params_of(tmp_path)
     for model, source in sources.items():
         assert_same_bits(together[model], params_of(source)[model])
 
 
-def test_a_mixture_stopped_and_resumed_ends_at_the_same_bits(
-    world, reader_alone, tmp_path
-):
-    config = reader_config(world, tmp_path, reader_batch_size=8)
+def test_a_mixture_that_is_resumed_ends_at_the_same_bits(world, reader_alone, tmp_path):
+    config = reader_config(world, tmp_path)
     stop_run(warm_start, config, 2)
     (commit,) = (tmp_path / "index/commits").iterdir()
     before = commit.read_bytes()
@@ -189,7 +175,7 @@ def test_every_row_is_joined_with_a_document_of_its_kind(
     every = np.arange(corpus.num_blocks)
     bodies = [pieces(row) for row in corpus.body_ids(every, LENGTHS.document)]
     params = drawn_params(corpus)
-    towers = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    towers = towers_of(corpus)
     embed_queries = jax.jit(
         functools.partial(Retriever(towers).apply, method="embed_queries")
     )
@@ -269,7 +255,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
     folder = tmp_path / "alone"
     shutil.copytree(reader_alone, folder)
     shutil.rmtree(folder / "index")
-    longer = reader_config(world, folder, reader_batch_size=8, train_steps=4)
+    longer = reader_config(world, folder, train_steps=4)
     inputs_of(monkeypatch, warm_start, longer)
     np.testing.assert_array_equal(*map(index_of, (folder, reader_alone)))
     quick_updates(warm_start, "WarmStartLoss")

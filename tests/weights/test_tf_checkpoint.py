@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -13,6 +12,7 @@ from realm_jax.weights.stored import DamagedWeightsError
 from realm_jax.weights.tensors import read_tensors
 from realm_jax.weights.tf_checkpoint import checkpoint_prefix, tf_tensors
 from tests.refused import refused
+from tests.tiny_world import assert_same_bits
 from tests.weights.tf_checkpoints import (
     bert_config,
     of_embedder,
@@ -20,11 +20,6 @@ from tests.weights.tf_checkpoints import (
     save,
     variables_of,
 )
-
-
-def assert_equal(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
 
 OPTIMIZER = {
     "global_step": np.int64(7),
@@ -41,7 +36,7 @@ def test_the_published_embedder(depth, models, tmp_path):
     save(prefix, variables_of(folder, of_embedder(depth)) | OPTIMIZER)
     bert_config(folder, prefix.with_name("bert_config.json"))
     found = read_published(str(tmp_path / "embedder"))
-    assert_equal(found.towers, read_published(str(folder)).towers)
+    assert_same_bits(found.towers, read_published(str(folder)).towers)
     assert found.retriever.projection_size == 8
     assert (found.bert.activation, found.bert.layer_norm_epsilon) == (
         "gelu_tanh",
@@ -61,7 +56,7 @@ def test_the_published_encoder_and_bert(models, tmp_path):
     bert_config(folder, tmp_path / "bert_config.json")
     for place in (tmp_path, tmp_path / "bert_model.ckpt"):
         found = read_published(str(place))
-        assert_equal(found.reader, read_published(str(folder)).reader)
+        assert_same_bits(found.reader, read_published(str(folder)).reader)
         assert found.unused == [*extra, "3 variables of the optimizer"]
 
 
@@ -71,8 +66,8 @@ def test_a_checkpoint_of_pre_training_has_both(models, tmp_path):
     save(prefix, variables | variables_of(models / "encoder", lambda name: name))
     bert_config(models / "encoder", tmp_path / "bert_config.json")
     found = read_published(str(prefix))
-    assert_equal(found.towers, read_published(str(models / "embedder")).towers)
-    assert_equal(found.reader, read_published(str(models / "encoder")).reader)
+    assert_same_bits(found.towers, read_published(str(models / "embedder")).towers)
+    assert_same_bits(found.reader, read_published(str(models / "encoder")).reader)
     assert not found.unused
 
 
@@ -82,8 +77,8 @@ def test_a_fine_tuned_checkpoint(models, tmp_path):
     save(prefix, variables_of(folder, of_openqa, ["block_emb"]) | OPTIMIZER)
     bert_config(folder, prefix.with_name("bert_config.json"))
     found, expected = read_published(str(prefix)), read_published(str(folder))
-    assert_equal(found.towers, expected.towers)
-    assert_equal(found.reader, expected.reader)
+    assert_same_bits(found.towers, expected.towers)
+    assert_same_bits(found.reader, expected.reader)
     assert found.reading is not None
     assert (found.reading.num_read, found.reading.layer_norm_epsilon) == (5, 1e-3)
 
@@ -113,35 +108,38 @@ def test_bert_of_the_model_garden(models, tmp_path):
         "output.dense": "_output_dense",
         "output.LayerNorm": "_output_layer_norm",
     }
+    others = {
+        "embeddings.word_embeddings": 0,
+        "embeddings.position_embeddings": 1,
+        "embeddings.token_type_embeddings": 2,
+        "embeddings.LayerNorm": 3,
+        "pooler.dense": 6,
+    }
     variables = {"save_counter/.ATTRIBUTES/VARIABLE_VALUE": np.int64(1)}
     for name, value in read_tensors(folder).items():
         if not name.startswith("realm."):
             continue
-        name, _, kind = name.removeprefix("realm.").rpartition(".")
-        value = value.T if kind == "weight" and "embeddings" not in name else value
-        names = {"weight": "kernel", "bias": "bias"}
-        if name.endswith("LayerNorm"):
-            names = {"weight": "gamma", "bias": "beta"}
-        places = ["word_embeddings", "position_embeddings", "token_type_embeddings"]
-        if name.startswith("encoder.layer."):
-            _, _, number, module = name.split(".", 3)
-            place = f"layer_with_weights-{int(number) + 4}/{modules[module]}"
+        module, _, kind = name.removeprefix("realm.").rpartition(".")
+        if module.endswith("_embeddings"):
+            leaf = "embeddings"
+        elif module.endswith("LayerNorm"):
+            leaf = {"weight": "gamma", "bias": "beta"}[kind]
+        else:
+            leaf, value = {"weight": "kernel", "bias": "bias"}[kind], value.T
+        place = others.get(module)
+        if place is None:
+            _, _, number, module = module.split(".", 3)
+            place = f"{int(number) + 4}/{modules[module]}"
             if module.startswith("attention.self"):
                 value = value.reshape(*value.shape[:-1], heads, -1)
             elif module == "attention.output.dense" and kind == "weight":
                 value = value.reshape(heads, -1, value.shape[-1])
-        elif name == "pooler.dense":
-            place = "layer_with_weights-6"
-        elif name == "embeddings.LayerNorm":
-            place = "layer_with_weights-3"
-        else:
-            number = places.index(name.removeprefix("embeddings."))
-            place, names = f"layer_with_weights-{number}", {"weight": "embeddings"}
-        variables[f"model/{place}/{names[kind]}/.ATTRIBUTES/VARIABLE_VALUE"] = value
+        variable = f"model/layer_with_weights-{place}/{leaf}"
+        variables[f"{variable}/.ATTRIBUTES/VARIABLE_VALUE"] = value
     save(tmp_path / "bert_model.ckpt", variables)
     bert_config(folder, tmp_path / "bert_config.json")
     found = read_published(str(tmp_path))
-    assert_equal(found.reader["bert"], expected)
+    assert_same_bits(found.reader["bert"], expected)
 
 
 def test_variables_are_those_that_tensorflow_reads(tmp_path):

@@ -11,13 +11,11 @@ from realm_jax.weights.tensors import read_tensors
 def save(prefix, variables):
     """Writes a checkpoint of TensorFlow."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    names = list(variables)
-    tensors = [tf.constant(variables[name]) for name in names]
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=tensors,
+        tensor_names=list(variables),
+        shape_and_slices=[""] * len(variables),
+        tensors=list(map(tf.constant, variables.values())),
     )
 
 

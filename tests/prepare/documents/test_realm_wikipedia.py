@@ -32,27 +32,15 @@ def example(**features):
     return tf.train.Example(features=wrapped).SerializeToString()
 
 
-def annotated(title="Avila", text=TEXT, **changes):
+def annotated(title="Avila", **changes):
     """A record as the authors' pipeline wrote it."""
-
-    content = text.encode()
-
-    def starts(parts):
-        return [content.index(part.encode()) for part in parts]
-
-    def limits(parts):
-        return [content.index(part.encode()) + len(part.encode()) for part in parts]
-
-    features = {
-        "uid": [b"1"],
-        "title": [title.encode()],
-        "text": [content],
-        "sentence_byte_start": starts(SENTENCES),
-        "sentence_byte_limit": limits(SENTENCES),
-        "span_byte_start": starts(SPANS),
-        "span_byte_limit": limits(SPANS),
-        "span_type": [label.encode() for label in SPANS.values()],
-    } | changes
+    content = TEXT.encode()
+    features = {"uid": [b"1"], "title": [title.encode()], "text": [content]}
+    for kind, parts in (("sentence", SENTENCES), ("span", SPANS)):
+        starts = [content.index(part.encode()) for part in parts]
+        limits = [at + len(p.encode()) for at, p in zip(starts, parts, strict=True)]
+        features |= {f"{kind}_byte_start": starts, f"{kind}_byte_limit": limits}
+    features |= {"span_type": [s.encode() for s in SPANS.values()], **changes}
     return example(**{name: v for name, v in features.items() if v is not None})
 
 

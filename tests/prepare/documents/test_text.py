@@ -112,9 +112,7 @@ def test_prose_alone_is_kept():
         "The loader reads files in parallel, see .\n\nOne item.\n\nAnother, with HTML."
         "\n\nA quotation*.\n\nThe end.",
     )
-
-
-def test_text_without_a_heading_has_no_title():
+    # Without a heading there is no title.
     assert read_markdown("Just text.\n\nMore.") == ("", "Just text.\n\nMore.")
     assert read_markdown("") == ("", "")
 

@@ -57,8 +57,7 @@ def test_wikipedia_in_the_order_of_its_files_whatever_the_shards(
         else:
             expected.append(Document(title, f"{title}은 강이다.", title))
     for shard_bytes, least in [(1 << 20, 1), (300, 10)]:
-        source = TfdsSource(name, str(data_dir), shard_bytes=shard_bytes)
-        shards = read_shards(source)
+        shards = read_shards(TfdsSource(name, str(data_dir), shard_bytes=shard_bytes))
         assert len(shards) >= least
         records = [record for shard in shards for record in shard]
         [bad] = [record for record in records if isinstance(record, BadRecord)]

@@ -45,14 +45,10 @@ def test_short_answers_of_all_annotations_are_kept(tmp_path):
     assert found[1].answers == found[2].answers == ()
 
 
-@given(
-    st.lists(
-        st.sampled_from(["a", "b", "<I>", "</I>", "c", ",", "1990"]),
-        min_size=1,
-        max_size=12,
-    ),
-    st.data(),
-)
+TOKENS = st.sampled_from(["a", "b", "<I>", "</I>", "c", ",", "1990"])
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=12), st.data())
 def test_an_answer_is_kept_by_its_words(tokens, data):
     start = data.draw(st.integers(0, len(tokens) - 1))
     end = data.draw(st.integers(start + 1, len(tokens)))
@@ -73,8 +69,7 @@ def test_a_folder_of_packed_files_is_split_as_nq_open(tmp_path, caplog):
     at = PAGE.split(" ").index("May")
     for shard in range(2):
         records = [raw(100 * shard + i, [(at, at + 4)]) for i in range(30)]
-        name = f"nq-train-0{shard}.jsonl.gz"
-        write_lines(tmp_path / name, records)
+        write_lines(tmp_path / f"nq-train-0{shard}.jsonl.gz", records)
     write_lines(
         tmp_path / "nq-dev-00.jsonl.gz", [raw(900, [(at, at + 1)]), raw(901, [])]
     )
