@@ -13,7 +13,8 @@ from tests import tiny_run
 
 pytestmark = pytest.mark.full
 
-# The chain is the one that `realm init` writes, of a few updates a stage.
+MINILM = ".cache/data/minilm-l6"
+# The chains are those that `realm init` writes, of a few updates a stage.
 SHORTER = [
     f"--gin.{stage}/{macro}={value}"
     for stage, steps in {"warm_start": 4, "pretrain": 8, "finetune": 4}.items()
@@ -28,33 +29,45 @@ def commands(heading):
     return re.findall(r"^    (.+)$", section, re.MULTILINE)
 
 
-def test_own_text_is_trained_on_in_a_clone(tmp_path):
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", tiny_run.ROOT, clone], check=True)
-    tiny_run.make_inputs(clone)
+def run(line, clone):
+    """Runs a command in a clone; returns what it prints."""
+    words = shlex.split(line, comments=True)
+    words += SHORTER if "tpu_launch" in words else []
     environment = {
         **tiny_run.environment(),
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
         # What is installed is another checkout.
         "PYTHONPATH": str(clone),
     }
-    lines = commands("Your own text")
-    assert [line.split()[0] for line in lines] == ["realm", "python", "realm"]
-    said = []
-    for line in lines:
-        words = shlex.split(line)
-        words += SHORTER if "tpu_launch" in words else []
-        with subprocess.Popen(
-            words,
-            cwd=clone,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as process:
-            said.append(process.communicate()[0])
-        assert process.returncode == 0, said[-1]
-    assert "60 documents" in said[0]
-    assert (clone / "runs" / "my" / "evaluate" / "report.html").exists()
-    assert "p(y|x)" in said[2]
-    assert "Town" in said[2]
+    with subprocess.Popen(
+        words,
+        cwd=clone,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        said = process.communicate()[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def test_own_text_is_trained_on_in_a_clone(tmp_path):
+    """The first chain is the one without `--start`; it makes a model to start with."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", tiny_run.ROOT, clone], check=True)
+    (clone / MINILM).parent.mkdir(parents=True)
+    (clone / MINILM).symlink_to(tiny_run.ROOT / MINILM)
+    tiny_run.make_inputs(clone)
+    init, chain, ask = commands("Your own text")
+    first, start = init.rsplit(" ", 1)
+    assert start == "--start=runs/quickstart"
+    run(first.replace("runs/my", "runs/quickstart"), clone)
+    run(chain.replace("runs/my", "runs/quickstart"), clone)
+    assert "60 documents" in run(init, clone)
+    assert "finetune" in run(chain, clone)
+    assert not (clone / "runs/my/pretrain").exists()
+    assert (clone / "runs/my/evaluate/report.html").exists()
+    said = run(ask, clone)
+    assert "p(y|x)" in said
+    assert "Town" in said

@@ -30,6 +30,8 @@ _FULL = 0.8
 # REALM reads the null document, the sentence's own block, and retrieved ones.
 _FEWEST_BLOCKS = 8
 _FEW_DOCUMENTS = 1000
+# The quickstart's reader has seen 4,908, and answered more than one that saw 832.
+_FEW_QUESTIONS = 1000
 _VALIDATION_OF_FEW = 0.05
 # Questions of an update with a retriever that finds the right block first, and without.
 _BATCH, _BATCH_FROM_NOTHING = 24, 8
@@ -266,7 +268,8 @@ class FirstChain:
             f"vocabulary: {self._vocabulary()}",
         ]
         if self.questions is None:
-            lines.append("questions: none, so nothing is fine-tuned or answered")
+            answers = "the model answers as it is" if self.start else "no answers"
+            lines.append(f"questions: none, so no fine-tuning: {answers}")
         else:
             counts = ", ".join(
                 f"{self.questions.count(split)} {split}" for split in _SHARES
@@ -304,10 +307,11 @@ class FirstChain:
                 "for more give --weights (`make data` fetches MiniLM's)"
             )
         model = self.encoder.model
-        if self.text.documents < _FEW_DOCUMENTS:
+        if not self.questions or self.questions.count("train") < _FEW_QUESTIONS:
             model += (
-                "; so few documents teach a reader little, --start=runs/quickstart "
-                "goes on from one that `make quickstart` has trained"
+                "; so few questions teach a reader little: for English text "
+                "--start=runs/quickstart goes on from one that `make quickstart` has "
+                "trained"
             )
         return model
 

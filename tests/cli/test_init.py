@@ -98,7 +98,8 @@ def test_without_questions_it_ends_before_fine_tuning(text, realm):
 def test_published_weights_are_started_from(text, realm):
     weights = text / "weights"
     write_encoder(weights, ALPHABET, words_of_the_text())
-    realm(*INIT, "--questions=questions.jsonl", f"--weights={weights}")
+    said = realm(*INIT, "--questions=questions.jsonl", f"--weights={weights}")
+    assert "for English text --start=runs/quickstart goes on from" in said
     configs = configs_of("runs/my/chain.gin")
     assert configs["warm-start"].warm_start == str(weights)
     assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
@@ -198,6 +199,7 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse
     said = realm("init", "runs/other", "--source=articles.jsonl", start)
     assert list(configs_of("runs/other/chain.gin")) == ["prepare"]
     assert "--corpus=runs/other/corpus --allow_corpus_mismatch" in said
+    assert "no fine-tuning: the model answers as it is" in said
 
 
 def test_passages_without_a_title_are_counted(text, realm):
