@@ -4,6 +4,11 @@
 
 puts its pages into `handbook/usr/share/doc/debian-handbook/html/LANGUAGE`. What nobody
 has translated yet stands there in English, and is left out.
+
+    python -m bench.handbook handbook/usr/share/doc/debian-handbook/html --output FOLDER
+
+writes en.jsonl, fr.jsonl and ru.jsonl. The questions that were written from the text
+are in `bench/handbook_questions`.
 """
 
 import html.parser
@@ -12,6 +17,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from bench.command import make_parser, one_line_errors
 from realm_jax.errors import BadInputError
 
 QUESTIONS = pathlib.Path(__file__).parent / "handbook_questions"
@@ -27,6 +33,17 @@ _FRENCH = re.compile(
 _ENGLISH = re.compile(
     r"\b(?:the|of|and|to|is|in|that|for|it|with|are|this|be|on|as|can|which)\b"
 )
+
+
+def main() -> None:
+    """Writes the articles of each language."""
+    parser = make_parser(__doc__)
+    parser.add_argument("handbook", type=pathlib.Path, help="the package's folder html")
+    parser.add_argument("--output", required=True, type=pathlib.Path, help="a folder")
+    flags = parser.parse_args()
+    flags.output.mkdir(parents=True, exist_ok=True)
+    for language in LOCALES:
+        write_articles(flags.handbook, language, flags.output / f"{language}.jsonl")
 
 
 def write_articles(handbook: pathlib.Path, language: str, path: pathlib.Path) -> None:
@@ -104,3 +121,8 @@ def _is_in(language: str, paragraph: str) -> bool:
     french = len(_FRENCH.findall(paragraph.lower()))
     english = len(_ENGLISH.findall(paragraph.lower()))
     return french > english if language == "fr" else english >= french
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

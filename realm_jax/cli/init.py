@@ -98,13 +98,14 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         print(line)
     print(f"wrote {path}; now run")
     print(f"  python -m tpu_launch local --gin_file={path}")
+    words = " --hybrid" if chain.is_searched_by_words else ""
     if questions:
-        print(f'  realm ask {folder} "your question"')
+        print(f'  realm ask {folder} "your question"{words}')
     elif start:
         other = f"--corpus={folder}/corpus --allow_corpus_mismatch"
-        print(f'  realm ask {start.model_dir} {other} "your question"')
+        print(f'  realm ask {start.model_dir} {other} "your question"{words}')
     else:
-        print(f'  realm search {folder} "your query"')
+        print(f'  realm search {folder} "your query"{words}')
 
 
 def _trained_model(run: str) -> "TrainedModel":

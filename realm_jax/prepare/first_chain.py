@@ -44,6 +44,8 @@ _ENOUGH_TO_CHOOSE = 1000
 _MOST_UNKNOWN = 0.05
 # Their index takes two cores a minute.
 _MOST_BLOCKS_TO_WAIT_FOR = 10_000
+# By an estimate; `realm evaluate` counts the words of twice as many.
+_MOST_BLOCKS_BY_WORDS = 250_000
 # Languages of Latin script have 0 to 1 % in it, Russian has 88 %.
 _MOST_SPELLED = 0.2
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
@@ -254,6 +256,11 @@ class FirstChain:
                 "split out of all lines to have them drawn"
             )
 
+    @property
+    def is_searched_by_words(self) -> bool:
+        """Whether the text is small enough for BM25, which counts words in memory."""
+        return self.text.blocks <= _MOST_BLOCKS_BY_WORDS
+
     def description(self) -> list[str]:
         """Returns what was found, and what follows from it, a line each."""
         about = "about " if self.text.is_estimate else ""
@@ -378,6 +385,9 @@ class FirstChain:
         if self.start:
             yield "# A tenth of the quickstart's rate, at which it unlearned to read."
             yield "finetune/LEARNING_RATE = 3e-5"
+        if self.is_searched_by_words:
+            yield "# The report says what `realm ask --hybrid` is worth."
+            yield 'evaluate/BASELINES = ["hybrid"]'
         yield f'evaluate/TITLE = "REALM on {self.name}"'
         yield 'evaluate/ATTRIBUTION = ""'
 

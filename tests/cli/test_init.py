@@ -49,7 +49,9 @@ def test_all_stages_read_what_it_writes(text, realm):
     assert "20 documents" in said
     assert "14 train, 2 dev, 4 test" in said
     assert "--gin_file=runs/my/chain.gin" in said
+    assert 'realm ask runs/my "your question" --hybrid' in said
     configs = configs_of("runs/my/chain.gin")
+    assert list(configs["evaluate"].baselines) == ["hybrid"]
     assert list(configs) == list(tiny_run.CHAIN)
     assert configs["prepare"].source == "articles.jsonl"
     assert configs["prepare"].questions == "runs/my/questions.jsonl"
@@ -107,13 +109,19 @@ def test_published_weights_are_started_from(text, realm):
     assert configs["pretrain"].max_staleness_steps == 12
 
 
-def test_the_index_of_a_large_text_is_not_waited_for(text, monkeypatch, realm):
-    monkeypatch.setattr(first_chain, "_MOST_BLOCKS_TO_WAIT_FOR", 10)
+def test_a_large_text_has_no_index_to_wait_for_and_no_words_to_count(
+    text, monkeypatch, realm
+):
+    for bound in ("_MOST_BLOCKS_TO_WAIT_FOR", "_MOST_BLOCKS_BY_WORDS"):
+        monkeypatch.setattr(first_chain, bound, 10)
     write_encoder(text / "weights", ALPHABET, words_of_the_text())
-    realm(*INIT, "--weights=weights")
-    config = configs_of("runs/my/chain.gin")["pretrain"]
+    said = realm(*INIT, "--questions=questions.jsonl", "--weights=weights")
+    assert "--hybrid" not in said
+    configs = configs_of("runs/my/chain.gin")
+    config = configs["pretrain"]
     assert config.refresh_period == config.train_steps
     assert config.max_staleness_steps is None
+    assert not configs["evaluate"].baselines
 
 
 LOWER_CASE = [
@@ -198,7 +206,10 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse
     # Without questions it needs only the corpus.
     said = realm("init", "runs/other", "--source=articles.jsonl", start)
     assert list(configs_of("runs/other/chain.gin")) == ["prepare"]
-    assert "--corpus=runs/other/corpus --allow_corpus_mismatch" in said
+    asked = (
+        '--corpus=runs/other/corpus --allow_corpus_mismatch "your question" --hybrid'
+    )
+    assert asked in said
     assert "no fine-tuning: the model answers as it is" in said
 
 
