@@ -68,18 +68,19 @@ def test_every_operation_of_a_store_takes_effect_once(store, proxy, refusals):
 
 
 def save_checkpoints(store, *_):
-    checkpointer = checkpoints.Checkpointer(store, keep=1)
-    for step in (1, 2):
+    checkpointer = checkpoints.Checkpointer(store)
+    for step in (1, 2, 3):
         checkpointer.save(make_state(step), {"index_step": step - 1})
     checkpointer.close()
 
 
 def check_checkpoint(store, *_):
-    assert finished_steps(store) == [2]
+    assert finished_steps(store) == [2, 3]
     restored = checkpoints.restore_state(store, make_state())
-    assert restored.step == 2
-    jax.tree.map(np.testing.assert_array_equal, restored.tree, make_state(2))
-    assert {name.split("/")[1] for name in store.list("checkpoints")} == {"2", "2.json"}
+    assert restored.step == 3
+    jax.tree.map(np.testing.assert_array_equal, restored.tree, make_state(3))
+    kept = {name.split("/")[1] for name in store.list("checkpoints")}
+    assert kept == {"2", "2.json", "3", "3.json"}
 
 
 def make_indexes(store, blocks, retriever_at):
