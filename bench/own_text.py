@@ -49,7 +49,11 @@ class Bench:
     def __init__(self, flags: argparse.Namespace):
         self._flags = flags
         self._realm = pathlib.Path(sys.executable).parent / "realm"
-        self._records = [record for _, record in records_of(flags.questions)]
+        # Those that have a split are divided anew.
+        self._records = [
+            {name: value for name, value in record.items() if name != "split"}
+            for _, record in records_of(flags.questions)
+        ]
 
     def as_it_is(self) -> Row:
         """Asks the model all questions, of the prepared text."""
@@ -57,20 +61,24 @@ class Bench:
         corpus = f"--corpus={folder}/my/corpus"
         model = [self._flags.start, corpus, "--allow_corpus_mismatch"]
         minutes = self._run(folder, [], ["ask", *model])
-        questions = f"--questions={self._flags.questions}"
+        questions = self._write("all", self._records)
         measured = ["--baselines=hybrid", f"--output={folder}/my/evaluate"]
         self._step(folder, [self._realm, "evaluate", *model, questions, *measured])
         return {"minutes": minutes, **_answered(folder)}
 
     def fold(self, number: int) -> Row:
-        """Trains on four fifths of the questions, and asks those of the fifth."""
+        """Trains on seven tenths of the questions, and asks those of a fifth."""
         folder = self._flags.work / f"fold_{number}"
-        path = self._flags.work / f"fold_{number}.jsonl"
-        lines = (json.dumps(one) + "\n" for one in _divided(self._records, number))
-        path.write_text("".join(lines))
-        questions = [f"--questions={path}"]
-        minutes = self._run(folder, questions, ["ask", folder / "my"])
+        questions = self._write(folder.name, _divided(self._records, number))
+        minutes = self._run(folder, [questions], ["ask", folder / "my"])
         return {"minutes": minutes, **_answered(folder)}
+
+    def _write(self, name: str, records: Iterable[Row]) -> str:
+        """Writes questions; returns the option that names them."""
+        path = self._flags.work / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return f"--questions={path}"
 
     def _run(
         self, folder: pathlib.Path, questions: Sequence[str], ask: Sequence[object]

@@ -4,8 +4,8 @@ The chain prepares the text, teaches a reader, trains retriever and reader toget
 fine-tunes on your questions and measures the result. Without questions it ends before
 fine-tuning, with a retriever for `realm search`. Questions without a split get one:
 70 % train, 10 % dev, 20 % test.
-From few documents a reader learns little: with --start the chain goes on from a
-trained model.
+From few documents and questions a reader learns little: with --start the chain goes
+on from a trained model, such as the quickstart's.
 
 Example:
   realm init runs/my --source=articles.jsonl --questions=questions.jsonl

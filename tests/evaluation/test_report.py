@@ -484,6 +484,11 @@ def test_what_was_measured_on_held_out_sentences_is_drawn():
     )
 
 
+def test_the_verdict_on_the_index_is_all_that_curves_alone_say():
+    (finding,) = verdicts(ReportData(run_info(), curves=full_data().curves))
+    assert "6 versions of the index; none was in use beyond an age" in finding.text
+
+
 def test_numbers_are_readable():
     chances = [probability(value) for value in (0.129, 1.0, 0.0, 0.001)]
     assert chances == ["0.129", "1.000", "0.000", "0.001"]

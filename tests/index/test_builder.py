@@ -53,9 +53,10 @@ def test_a_stopped_build_resumes(store, blocks, retriever_at, monkeypatch):
     publish(store, blocks, retriever_at(3))
     retriever = load_retriever(store, 3)
     assert retriever.config == RETRIEVER
-    assert not builder.build_once(
+    stopped = builder.build_once(
         retriever, blocks, store, CONFIG, stop=stop, on_progress=stop_after_two
     )
+    assert stopped is None
     assert index_series(store).steps() == []
     assert progress == [(5, NUM_BLOCKS), (10, NUM_BLOCKS)]
     manifest = builder.build_once(retriever, blocks, store, CONFIG)

@@ -186,9 +186,9 @@ def test_a_store_that_is_away_is_asked_again(series, monkeypatch):
 def test_a_failure_of_load_reaches_the_trainer(series):
     publish(series, 1)
     with follow(series, lambda manifest: 1 // 0) as follower:
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError, match="by zero"):
             follower.wait_for_first(PATIENCE)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError, match="by zero"):
             follower.take()
 
 
