@@ -114,6 +114,11 @@ def _trained_model(run: str) -> "TrainedModel":
     from realm_jax.models.retriever import OF_SENTENCE_ENCODERS
     from realm_jax.prepare.first_chain import TrainedModel
 
+    if "://" not in run and not pathlib.Path(run).exists():
+        raise BadInputError(
+            f"expected a finished quickstart in --start, got {run}, which does not "
+            "exist; run `make quickstart` first, or leave --start out"
+        )
     recorded = find_model(run)
     corpus, _ = find_corpus(recorded, option="a run whose corpus is there")
     model_dir, model = recorded.model_dir, recorded.trained.model

@@ -189,6 +189,7 @@ def test_a_vocabulary_that_has_only_the_alphabet_is_not_used(text, refuse):
 
 def test_goes_on_from_a_trained_model(text, finished, monkeypatch, realm, refuse):
     start, questions = f"--start={finished}", "--questions=questions.jsonl"
+    refuse([*INIT, questions, "--start=runs/none"], "run `make quickstart` first")
     # The chain that it goes on with has the quickstart's size.
     refuse([*INIT, questions, start], "6 layers of 384")
     monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
